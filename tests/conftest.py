@@ -1,0 +1,41 @@
+"""Tests marked `gpu` run where there is a CUDA device; elsewhere they are skipped, and the summary counts them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+import pytest
+
+
+@cache
+def missing_device() -> str | None:
+    """Why no CUDA device can be used, or None where one can. Asks the driver itself: numba stays unimported."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return "no CUDA driver"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "no CUDA device"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = missing_device()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [r for kind in ("passed", "failed", "skipped") for r in terminalreporter.getreports(kind)]
+    marked = {r.nodeid: r.outcome for r in reports if "gpu" in r.keywords}
+    if marked:
+        skipped = sum(outcome == "skipped" for outcome in marked.values())
+        reason = missing_device()
+        why = f" ({reason})" if reason else ""
+        terminalreporter.write_line(f"gpu tests: {len(marked) - skipped} run, {skipped} skipped{why}")
