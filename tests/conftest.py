@@ -1,4 +1,5 @@
-"""Tests marked `gpu` run where there is a CUDA device; elsewhere they are skipped, and the summary counts them."""
+"""For all tests: those marked `gpu` are skipped, and counted in the summary, where there is no CUDA device; drawn
+examples have no time limit each, because the first of a shape compiles."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import sys
 from functools import cache
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("tileloom", parent=settings(), deadline=None)
+settings.load_profile("tileloom")
 
 
 @cache
