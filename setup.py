@@ -12,7 +12,7 @@ if flattened:
         f"tileloom cannot be built from this checkout: {', '.join(f'src/tileloom/{name}' for name in flattened)} "
         "must be a symbolic link to a folder, but the checkout was made without symbolic links.\n"
         "Clone again with links (git clone -c core.symlinks=true …; on Windows this needs developer mode), "
-        "or install the wheel (pip install tileloom)."
+        "or install the wheel."
     )
 
 setup()

