@@ -5,20 +5,94 @@ Spans do not take part in equality, so two texts that differ in layout only have
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from .source import Source, Span
 
 
-@dataclass(frozen=True)
+def compared(node: Node) -> tuple[object, ...]:
+    """The values of a node's fields that take part in equality: everything but the span."""
+    return tuple(getattr(node, f.name) for f in fields(node) if f.compare)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
+    """Equality, hash and repr walk the tree with a stack: a chain of 10,000 terms meets no recursion limit."""
+
     span: Span = field(compare=False, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Node):
+            return NotImplemented
+        pairs: list[tuple[object, object]] = [(self, other)]
+        while pairs:
+            a, b = pairs.pop()
+            if a is b:
+                continue
+            if type(a) is not type(b):
+                return False
+            if isinstance(a, Node) and isinstance(b, Node):
+                pairs.extend(zip(compared(a), compared(b), strict=True))
+            elif isinstance(a, tuple) and isinstance(b, tuple):
+                if len(a) != len(b):
+                    return False
+                pairs.extend(zip(a, b, strict=True))
+            elif a != b:
+                return False
+        return True
+
+    def __hash__(self) -> int:
+        leaves: list[object] = []
+        waiting: list[object] = [self]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, Node):
+                leaves.append(type(item).__name__)
+                waiting.extend(compared(item))
+            elif isinstance(item, tuple):
+                leaves.append(len(item))
+                waiting.extend(item)
+            else:
+                leaves.append(item)
+        return hash(tuple(leaves))
+
+    def __repr__(self) -> str:
+        out: list[str] = []
+        waiting: list[object] = [self]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, _Text):
+                out.append(item.text)
+            elif isinstance(item, Node):
+                waiting.extend(reversed(_pieces(item)))
+            elif isinstance(item, tuple):
+                inner = [piece for part in item for piece in (part, _Text(", "))]
+                waiting.extend(reversed([_Text("("), *(inner if len(item) == 1 else inner[:-1]), _Text(")")]))
+            else:
+                out.append(repr(item))
+        return "".join(out)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A piece of a repr that is already text."""
+
+    text: str
+
+
+def _pieces(node: Node) -> list[object]:
+    """`Name(name='x')` as texts and values still to print."""
+    out: list[object] = [_Text(f"{type(node).__name__}(")]
+    shown = [f.name for f in fields(node) if f.repr]
+    for i, name in enumerate(shown):
+        out += [_Text(f"{', ' if i else ''}{name}="), getattr(node, name)]
+    return [*out, _Text(")")]
 
 
 # ---------------------------------------------------------------- expressions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Number(Node):
     """A literal. `text` as written; `value` int for integer literals, float otherwise."""
 
@@ -26,19 +100,19 @@ class Number(Node):
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Boolean(Node):
     value: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Name(Node):
     """A bare name: an index, an extent, a scalar, a local of a `fn`, `inf`, or a tensor without indices."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Subscript(Node):
     """`q[b, h, m, d]`"""
 
@@ -46,7 +120,7 @@ class Subscript(Node):
     indices: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Unary(Node):
     """`-x`, `not x`; `op` is `-` or `not`."""
 
@@ -54,7 +128,7 @@ class Unary(Node):
     operand: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Binary(Node):
     """`+ - * / // % and or`; `op` as written."""
 
@@ -63,7 +137,7 @@ class Binary(Node):
     right: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Compare(Node):
     """`a < b <= c`: operands and the operators between them."""
 
@@ -71,7 +145,7 @@ class Compare(Node):
     ops: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Call(Node):
     """`exp(x)`, `where(c, a, b)`, `f32(x)`, `gelu(x)`: an operation, a cast or a `fn` without brackets."""
 
@@ -79,7 +153,7 @@ class Call(Node):
     arguments: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BoundIndex(Node):
     """`n` or `n in EXTENT` in a reduction's bracket or on a left side."""
 
@@ -87,7 +161,7 @@ class BoundIndex(Node):
     extent: Expr | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BracketCall(Node):
     """`sum[i, j | predicate](expr)` or a `fn` with bracket parameters: `softmax[n | n <= m](x)`."""
 
@@ -102,14 +176,14 @@ Expr = Number | Boolean | Name | Subscript | Unary | Binary | Compare | Call | B
 # ---------------------------------------------------------------- items
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Import(Node):
     """`import "path.tile"`"""
 
     path: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Local(Node):
     """`name = expr` inside a `fn`."""
 
@@ -117,7 +191,7 @@ class Local(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fn(Node):
     """`fn f[J](x, y) { locals return expr }` or `fn f(x) = expr`."""
 
@@ -128,7 +202,7 @@ class Fn(Node):
     result: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TypeParam(Node):
     """`T: f16 | bf16 | f32` (alternatives) or `C: extent` (`kind` is "dtype" or "extent")."""
 
@@ -137,7 +211,7 @@ class TypeParam(Node):
     alternatives: tuple[Name, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Param(Node):
     """`q: T[B, H, M, D]`, `scale: f32`, `c: inout f32[M]`. `shape` is empty for a scalar."""
 
@@ -147,14 +221,14 @@ class Param(Node):
     inout: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Require(Node):
     """`require H % G == 0, scale > 0`"""
 
     conditions: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Setting(Node):
     """`M = 1024` in an `example` line."""
 
@@ -162,12 +236,12 @@ class Setting(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Example(Node):
     settings: tuple[Setting, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Statement(Node):
     """`o[b, m] = expr`, `z = expr`, `c[m, n] += expr`. `op` is `=` or `+=`.
 
@@ -180,7 +254,7 @@ class Statement(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Kernel(Node):
     name: Name
     type_params: tuple[TypeParam, ...]
@@ -191,7 +265,7 @@ class Kernel(Node):
     statements: tuple[Statement, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Grad(Node):
     """`grad attention wrt q, k, v as attention_grad`"""
 
@@ -200,7 +274,16 @@ class Grad(Node):
     name: Name
 
 
-Item = Import | Fn | Kernel | Grad
+@dataclass(frozen=True, eq=False, repr=False)
+class Verbatim(Node):
+    """A `tile`, `module` or `schedule` item: read by the compiler, which owns those texts. `text` is the whole item."""
+
+    kind: str
+    name: Name
+    text: str
+
+
+Item = Import | Fn | Kernel | Grad | Verbatim
 
 
 @dataclass(frozen=True)
@@ -222,6 +305,7 @@ class Program:
     fns: dict[str, Fn] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     grads: dict[str, Grad] = field(default_factory=dict)
+    texts: dict[str, Verbatim] = field(default_factory=dict)
     sources: tuple[Source, ...] = field(default=(), compare=False)
 
     def __getitem__(self, name: str) -> ProgramKernel:
