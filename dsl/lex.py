@@ -56,7 +56,6 @@ CLOSERS = {")": "(", "]": "[", "}": "{"}
 # After these a line goes on.
 CONTINUES = frozenset({"+", "-", "*", "/", "//", "%", "=", "+=", "==", "!=", "<=", ">=", "<", ">", ",", ":"})
 CONTINUES |= frozenset({"|", "->", "and", "or", "not", "in", "require", "example", "import", "fn", "kernel"})
-)
 
 _SCAN = re.compile(
     r"""(?P<space>[ \t]+)
