@@ -21,6 +21,7 @@ from ..dsl.types import DType, compute, promote
 
 Axes = frozenset[str]
 NO_AXES: Axes = frozenset()
+Moment = Literal["old", "new", "final"]
 
 # ---------------------------------------------------------------- nodes
 
@@ -132,7 +133,7 @@ class Carried(Node):
     """A state of a cascade: before a step (`old`), after it (`new`), after the loop (`final`). Made by derive only."""
 
     name: str
-    moment: Literal["old", "new", "final"]
+    moment: Moment
 
 
 # ---------------------------------------------------------------- operations
@@ -198,7 +199,11 @@ def read(tensor: str, indices: Iterable[Node], dtype: DType, span: Span | None =
 
 def result_type(op: str, operands: tuple[Node, ...]) -> DType:
     """The dtype of an elementwise operation (DESIGN 8). Literals have adapted to their partners before."""
-    types = [o.dtype for o in operands]
+    return operation_type(op, tuple(o.dtype for o in operands))
+
+
+def operation_type(op: str, types: tuple[DType, ...]) -> DType:
+    """The dtype of an elementwise operation on operands of these dtypes."""
     if op in COMPARISONS or op in LOGICAL:
         return DType.BOOL
     if op == "where":
@@ -229,13 +234,18 @@ def cast_to(operand: Node, dtype: DType, span: Span | None = None) -> Node:
 
 
 def reduce_type(fn: str, body: Node) -> DType:
+    return reduction_type(fn, body.dtype)
+
+
+def reduction_type(fn: str, dtype: DType) -> DType:
+    """The dtype of a reduction of values of `dtype`."""
     if fn in ("any", "all"):
         return DType.BOOL
     if fn in ("argmax", "argmin"):
         return DType.I64
-    if body.dtype is DType.BOOL:
+    if dtype is DType.BOOL:
         return DType.I64  # a count
-    return compute(body.dtype)
+    return compute(dtype)
 
 
 def reduce(
@@ -257,7 +267,7 @@ def when(value: Node, predicate: Node, span: Span | None = None) -> Node:
     return _intern(When, (value, predicate), lambda: When(axes, value.dtype, span, value, predicate))
 
 
-def carried(name: str, moment: Literal["old", "new", "final"], axes: Axes, dtype: DType) -> Carried:
+def carried(name: str, moment: Moment, axes: Axes, dtype: DType) -> Carried:
     return _intern(Carried, (name, moment, axes, dtype), lambda: Carried(axes, dtype, None, name, moment))
 
 
