@@ -1,0 +1,560 @@
+"""lower: a region and its axis plan become a tile program.
+
+Reductions whose axes are all available become loops, cascades of them one loop (derive decides how many may join);
+the others are met again inside those loops, so the same step lowers a product inside a score inside a normalised sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...dsl.source import Span
+from ...dsl.types import DType
+from .. import tensor_ir as t
+from .. import tile_ir as tile
+from ..cascade import Cascade, State
+from ..region import AxisPlan, Region, conjuncts, contraction, factors
+from ..remarks import Remarks
+from ..tensor_ir import Axes, Graph, Node
+from ..tile_ir import Expr
+from .algebra import guarded_state
+from .derive import derive
+from .loop_domain import loop_domain
+
+IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "max": -math.inf, "min": math.inf}
+COMBINE = {"sum": "add", "prod": "mul", "any": "or", "all": "and", "max": "max", "min": "min"}
+
+
+def lower(
+    graph: Graph, region: Region, plan: AxisPlan, statics: dict[str, int], remarks: Remarks
+) -> tuple[tile.TileProgram, tuple[Cascade, ...]]:
+    """The tile program of one region, and the cascades its loops run."""
+    return _Lowering(graph, region, plan, statics, remarks).program()
+
+
+@dataclass
+class _Frame:
+    """One nesting level: the statements emitted so far, what nodes are called here, which axes are open."""
+
+    parent: _Frame | None
+    open: Axes
+    loop: Axes = frozenset()
+    statements: list[tile.Stmt] = field(default_factory=list)
+    memo: dict[Node, Expr] = field(default_factory=dict)
+    uses: dict[Node, int] = field(default_factory=dict)
+    states: frozenset[Node] = frozenset()
+
+    def find(self, n: Node) -> Expr | None:
+        f: _Frame | None = self
+        while f is not None:
+            if n in f.memo:
+                return f.memo[n]
+            f = f.parent
+        return None
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """A reduction within the current tile, ready to emit: a dot of two operands, or a reduction of one."""
+
+    fn: str
+    over: tuple[str, ...]
+    operands: tuple[Node, ...]
+
+
+class _Lowering:
+    def __init__(
+        self, graph: Graph, region: Region, plan: AxisPlan, statics: dict[str, int], remarks: Remarks
+    ) -> None:
+        self.graph, self.region, self.plan, self.statics, self.remarks = graph, region, plan, statics, remarks
+        self.hints = dict(region.hints)
+        self.order = {a: i for i, a in enumerate(graph.axes)}
+        self.taken = {*graph.axes, *graph.extents, *graph.scalars, *graph.tensors, *(d.name for d in graph.definitions)}
+        self.cascades: list[Cascade] = []
+        self.state_sets: dict[Node, frozenset[Node]] = {}
+
+    # ------------------------------------------------------------ the program
+
+    def program(self) -> tile.TileProgram:
+        top = _Frame(None, frozenset(self.plan.whole))
+        inside = _Frame(top, frozenset(self.plan.grid) | frozenset(self.plan.whole))
+        self.roots(inside)
+        body = tuple(inside.statements)
+        if self.plan.grid:
+            axes = tuple(self.loop_axis(a, top) for a in self.plan.grid)
+            body = (tile.Grid(axes, body),)
+        body = (*top.statements, *body)
+        used = _axes_used(body)
+        whole = tuple(
+            tile.WholeAxis(a, self.expr(top, self.graph.axes[a])) for a in self.plan.whole if a in used
+        )
+        params = self.params(body)
+        return tile.TileProgram(
+            name=self.region.name, params=params, scalars=self.scalars(), extents=self.graph.extents,
+            statics=tuple((e, self.statics[e]) for e in self.graph.extents if e in self.statics),
+            whole=whole, body=body,
+        ), tuple(self.cascades)  # fmt: skip
+
+    def roots(self, frame: _Frame) -> None:
+        """All loops that the roots share, then their stores, in serial loops over the axes that are left."""
+        self.realise(frame, self.region.values)
+        for rest in dict.fromkeys(self.rest(d, frame) for d in self.region.roots):
+            group = [d for d in self.region.roots if self.rest(d, frame) == rest]
+            self.store_loop(frame, rest, group)
+
+    def rest(self, d: t.Definition, frame: _Frame) -> tuple[str, ...]:
+        return tuple(a for a in d.axes if a not in frame.open)
+
+    def store_loop(self, frame: _Frame, rest: tuple[str, ...], group: list[t.Definition]) -> None:
+        if not rest:
+            values = [d.value for d in group]
+            self.count_uses(frame, [*values, *(i for d in group for i in d.target or ())])
+            frame.statements += [self.store(frame, d) for d in group]
+            return
+        inner = _Frame(frame, frame.open | {rest[0]}, frozenset({rest[0]}))
+        self.realise(inner, [d.value for d in group])
+        self.store_loop(inner, rest[1:], group)
+        frame.statements.append(tile.For(self.loop_axis(rest[0], frame), (), tuple(inner.statements), ()))
+
+    def store(self, frame: _Frame, d: t.Definition) -> tile.Store:
+        value = self.expr(frame, d.value)
+        if d.dtype is not d.value.dtype:
+            value = tile.Cast(d.dtype, value)
+        where = [t.index(a) for a in d.axes] if d.target is None else list(d.target)
+        subscripts = tuple(self.expr(frame, i) for i in where)
+        return tile.Store(d.name, subscripts, value, "add" if d.accumulate else "set", span=d.span)
+
+    def params(self, body: tuple[tile.Stmt, ...]) -> tuple[tile.Param, ...]:
+        stored = {s.tensor for s in tile.statements(body) if isinstance(s, tile.Store)}
+        loaded = {
+            e.tensor
+            for s in tile.statements(body)
+            for x in tile.expressions(s)
+            for e in tile.subexpressions(x)
+            if isinstance(e, tile.Load)
+        }
+        names = [*self.graph.tensors, *(d.name for d in self.graph.definitions)]
+        return tuple(self.param(n, n in stored, n in loaded) for n in dict.fromkeys(names) if n in stored | loaded)
+
+    def param(self, name: str, stored: bool, loaded: bool) -> tile.Param:
+        shape = tuple(self.expr(_Frame(None, frozenset()), x) for x in self.graph.shape_of(name))
+        inout = name in self.graph.tensors and self.graph.tensors[name].inout
+        mode = "inout" if stored and (inout or loaded) else "out" if stored else "in"
+        return tile.Param(name, stored_dtype(self.graph, name), shape, mode)
+
+    def scalars(self) -> tuple[tile.ScalarParam, ...]:
+        return tuple(tile.ScalarParam(s.name, s.dtype) for s in self.graph.scalars.values())
+
+    def loop_axis(self, axis: str, frame: _Frame, lo: Expr | None = None, hi: Expr | None = None) -> tile.LoopAxis:
+        return tile.LoopAxis(axis, self.expr(frame, self.graph.axes[axis]), self.plan.tile(axis), lo, hi)
+
+    # ------------------------------------------------------------ reductions as loops
+
+    def realise(self, frame: _Frame, values: Iterable[Node]) -> None:
+        """Emit a loop for every reduction below `values` that can run here and is not a reduction of whole axes."""
+        pending = [n for n in self.below(frame, values) if isinstance(n, t.Reduce) and self.runs_here(frame, n)]
+        while pending:
+            group = _one_pass(pending)
+            cascade, refused = derive(group, self.remarks)
+            self.cascade(frame, cascade)
+            done = {s.reduction for s in cascade.states}
+            pending = [n for n in pending if n not in done]
+
+    def runs_here(self, frame: _Frame, n: t.Reduce) -> bool:
+        return n.axes <= frame.open and not frozenset(n.bound) <= frozenset(self.plan.whole)
+
+    def cascade(self, frame: _Frame, c: Cascade) -> None:
+        """One loop nest over the cascade's index set; its states are named values afterwards."""
+        self.cascades.append(c)
+        names = {s.name: self.fresh(self.hints.get(s.reduction, s.name)) for s in c.states}
+        loops = [a for a in c.bound if a not in self.plan.whole]
+        self.cascade_loop(frame, c, names, loops)
+        for s in c.states:
+            frame.memo[s.reduction] = tile.Name(names[s.name])
+
+    def cascade_loop(self, frame: _Frame, c: Cascade, names: dict[str, str], loops: list[str]) -> None:
+        axis, rest = loops[0], loops[1:]
+        inner_names = {s: self.fresh(n) for s, n in names.items()} if rest else names
+        body = _Frame(frame, frame.open | frozenset(c.bound), frozenset(loops))
+        carries = tuple(self.carry(s, names[s.name]) for s in c.states)
+        bounds = loop_domain(axis, [conjuncts(s.predicate) for s in c.states], frame.open)
+        lo, hi = (self.edge(frame, x, fn, axis) for x, fn in ((bounds.lo, "min"), (bounds.hi, "max")))
+        loop_axis = self.loop_axis(axis, frame, lo, hi)
+        if rest:
+            inits = {inner_names[s]: tile.Name(names[s]) for s in names}
+            self.cascade_loop(body, c, inner_names, rest)
+            loop = body.statements.pop()
+            assert isinstance(loop, tile.For)
+            inner = tuple(tile.Carry(x.name, x.type, inits[x.name]) for x in loop.carries)
+            body.statements.append(tile.For(loop.axis, inner, loop.body, loop.yields, loop.domain, loop.reverse))
+            yields: tuple[Expr, ...] = tuple(tile.Name(inner_names[s.name]) for s in c.states)
+            domain: tuple[Expr, ...] = ()
+        else:
+            yields = self.steps(body, c, names)
+            domain = tuple(self.expr(body, p) for p in bounds.domain)
+        span = c.states[0].reduction.span
+        frame.statements.append(
+            tile.For(loop_axis, carries, tuple(body.statements), yields, domain, span=span)
+        )
+
+    def carry(self, s: State, name: str) -> tile.Carry:
+        return tile.Carry(name, self.type_of(s.reduction), tile.Fill(identity(s.reduction)))
+
+    def edge(self, frame: _Frame, bounds: list[Node], fn: str, axis: str) -> Expr | None:
+        """A loop bound that holds for the whole tile: the least lower or greatest upper bound of its lanes, kept in the axis."""
+        if not bounds:
+            return None
+        values: list[Expr] = []
+        for b in bounds:
+            value = self.expr(frame, b)
+            over = self.tile_axes(b.axes)
+            values.append(tile.Reduce(fn, over, value) if over else value)
+        limit: Expr = tile.Const(0, DType.I64) if fn == "min" else self.expr(frame, self.graph.axes[axis])
+        for v in values:
+            limit = tile.Apply("max" if fn == "min" else "min", (limit, v))
+        return limit
+
+    # ------------------------------------------------------------ one step of a cascade
+
+    def steps(self, body: _Frame, c: Cascade, names: dict[str, str]) -> tuple[Expr, ...]:
+        """The recurrence: for each state, repair the old value and combine it with this tile's part."""
+        guards = Guards(c)
+        body.states = frozenset({*guards.old.values(), *guards.new.values()})
+        parts = {s.name: self.state_part(s, guards) for s in c.states}
+        repairs = {s.name: guards.repair(s) for s in c.states if s.repair is not None}
+        for s in c.states:
+            body.memo[guards.old[s.name]] = tile.Name(names[s.name])
+        operands = [x for p in parts.values() for x in p.operands]
+        self.realise(body, operands)
+        self.count_uses(body, [*operands, *repairs.values()])
+        read = {u for s in c.states for u in s.upstream}
+        yields: list[Expr] = []
+        for s in c.states:
+            value = self.update(body, s, names[s.name], parts[s.name], repairs.get(s.name))
+            if s.name in read:
+                value = self.let(body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.reduction.span)
+            body.memo[guards.new[s.name]] = value
+            yields.append(value)
+        return tuple(yields)
+
+    def update(self, body: _Frame, s: State, name: str, part: _Partial, repair: Node | None) -> Expr:
+        old: Expr = tile.Name(name)
+        if repair is not None:
+            old = tile.Apply("mul" if s.reduction.fn == "sum" else "add", (old, self.expr(body, repair)))
+        return tile.Apply(COMBINE[s.reduction.fn], (old, self.emit_partial(body, part)))
+
+    def state_part(self, s: State, guards: Guards) -> _Partial:
+        predicates = conjuncts(s.predicate)
+        if s.absorbs is None:
+            return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s), predicates)
+        hidden = masked(predicates, s.absorbs, -math.inf)
+        return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s, hidden), [], predicates, hidden)
+
+    def partial(
+        self,
+        fn: str,
+        bound: tuple[str, ...],
+        g: Node,
+        predicates: list[Node],
+        absorbed: list[Node] | None = None,
+        hidden: Node | None = None,
+    ) -> _Partial:
+        """How this tile's part is computed: a contraction where it is one, with predicates on the operands they fit.
+
+        `absorbed` predicates already stand on `hidden` inside g and make its factor 0. What a predicate excludes for every
+        row must contribute nothing, NaN included (DESIGN 8, "Specials"): 0·NaN in another factor is kept out as well,
+        wherever the predicate varies over no axis that the factor lacks.
+        """
+        over = tuple(a for a in bound if a not in self.plan.units)
+        absorbed = absorbed or []
+        split = contraction(g, frozenset(over), self.plan.units) if fn == "sum" else None
+        if split is not None:
+            a, b = (product(x) for x in split)
+            if all(self._fits(a, p) or self._fits(b, p) for p in predicates):
+                a, b = (self._zeroed(x, predicates, absorbed, hidden) for x in (a, b))
+                return _Partial("dot", over, (a, b))
+        several = sum(bool(f.axes & frozenset(bound)) for f in factors(g)) > 1
+        mask = [*predicates, *absorbed] if several else predicates
+        return _Partial(fn, over, (masked(mask, g, IDENTITY.get(fn, 0)),))
+
+    def _zeroed(self, operand: Node, predicates: list[Node], absorbed: list[Node], hidden: Node | None) -> Node:
+        here = [p for p in predicates if self._fits(operand, p)]
+        if hidden is not None and hidden not in t.walk([operand]):
+            here += [p for p in absorbed if self._fits(operand, p)]
+        return masked(here, operand, 0)
+
+    def _fits(self, operand: Node, predicate: Node) -> bool:
+        return predicate.axes - self.plan.units <= operand.axes - self.plan.units
+
+    def emit_partial(self, frame: _Frame, p: _Partial) -> Expr:
+        if not p.over:  # every reduced axis is one index: the element itself
+            return self.expr(frame, p.operands[0])
+        if p.fn == "dot":
+            a, b = (self.operand(frame, x) for x in p.operands)
+            return tile.Dot(p.over, a, b)
+        return tile.Reduce(p.fn, p.over, self.expr(frame, p.operands[0]))
+
+    def operand(self, frame: _Frame, n: Node) -> Expr:
+        """A dot's operand: a stored tile gets a name, so that passes can place it."""
+        e = self.expr(frame, n)
+        if isinstance(e, tile.Load):
+            e = self.bind(self.home(frame, n), n, f"{e.tensor}_tile", e)
+        return e
+
+    # ------------------------------------------------------------ expressions
+
+    def expr(self, frame: _Frame, root: Node) -> Expr:
+        """The tile expression of a node; shared and invariant parts become names on the way. Iterative."""
+        stack: list[tuple[_Frame, Node, bool]] = [(frame, root, False)]
+        while stack:
+            f, n, ready = stack.pop()
+            if f.find(n) is not None or _leaf(n) is not None:
+                continue
+            home = self.home(f, n)
+            if ready:
+                self.finish(home, n)
+                continue
+            stack.append((f, n, True))
+            if not isinstance(n, t.Reduce):
+                stack.extend((home, a, False) for a in reversed(n.args))
+        found = frame.find(root)
+        return found if found is not None else _known_leaf(root)
+
+    def finish(self, frame: _Frame, n: Node) -> None:
+        """Build one node whose arguments are done, and name it if it is worth a name."""
+        e = self.build(frame, n)
+        hint = self.hints.get(n)
+        shared = frame.uses.get(n, 0) > 1 or hint is not None and bool(self.tile_axes(n.axes))
+        if shared and not isinstance(e, tile.Name) and not self.is_subscript(n):
+            self.bind(frame, n, hint or _stem(n), e)
+        else:
+            frame.memo[n] = e
+
+    def build(self, frame: _Frame, n: Node) -> Expr:
+        def arg(a: Node) -> Expr:
+            found = frame.find(a)
+            return found if found is not None else _known_leaf(a)
+
+        match n:
+            case t.Read():
+                return tile.Load(n.tensor, tuple(arg(i) for i in n.indices))
+            case t.Apply():
+                return tile.Apply(n.op, tuple(arg(a) for a in n.operands))
+            case t.Cast():
+                return tile.Cast(n.dtype, arg(n.operand))
+            case t.Reduce():
+                return self.emit_partial(frame, self.partial(n.fn, n.bound, n.body, conjuncts(n.predicate)))
+        raise TypeError(f"{type(n).__name__} has no place in a tile program")
+
+    def bind(self, frame: _Frame, n: Node, stem: str, e: Expr) -> Expr:
+        name = self.let(frame, stem, self.type_of(n), e, n.span)
+        frame.memo[n] = name
+        return name
+
+    def let(self, frame: _Frame, stem: str, type: tile.TileType, e: Expr, span: Span | None) -> tile.Name:
+        name = self.fresh(stem)
+        frame.statements.append(tile.Let(name, type, e, span=span))
+        return tile.Name(name)
+
+    def home(self, frame: _Frame, n: Node) -> _Frame:
+        """The outermost frame in which a node can be computed: where its axes are open and its states are known."""
+        while frame.parent is not None and frame.loop and not n.axes & frame.loop and not self.states(n) & frame.states:
+            frame = frame.parent
+        return frame
+
+    def states(self, n: Node) -> frozenset[Node]:
+        """The carried states below a node."""
+        if n not in self.state_sets:
+            for x in t.walk([n]):
+                own = frozenset({x}) if isinstance(x, t.Carried) else frozenset[Node]()
+                self.state_sets[x] = own.union(*(self.state_sets[a] for a in x.args))
+        return self.state_sets[n]
+
+    def below(self, frame: _Frame, values: Iterable[Node]) -> list[Node]:
+        """Every node still to be computed below `values`, arguments first."""
+        seen: set[Node] = set()
+        order: list[Node] = []
+        stack = [(v, False) for v in reversed(list(values))]
+        while stack:
+            n, done = stack.pop()
+            if done:
+                order.append(n)
+            elif n not in seen and frame.find(n) is None:
+                seen.add(n)
+                stack.append((n, True))
+                stack.extend((a, False) for a in reversed(n.args))
+        return order
+
+    def count_uses(self, frame: _Frame, values: list[Node]) -> None:
+        """How many places read each node, counted where the node will be computed."""
+        counts: dict[Node, int] = {}
+        for v in values:
+            counts[v] = counts.get(v, 0) + 1
+        for n in self.below(frame, values):
+            for a in set(n.args):
+                counts[a] = counts.get(a, 0) + 1
+        for n, count in counts.items():
+            home = self.home(frame, n)
+            home.uses[n] = max(home.uses.get(n, 0), count)
+
+    def is_subscript(self, n: Node) -> bool:
+        """Integer arithmetic on indices and extents is cheaper than a name."""
+        return n.dtype.is_integer and not any(isinstance(x, t.Read | t.Reduce) for x in t.walk([n]))
+
+    def type_of(self, n: Node) -> tile.TileType:
+        """A stored tile keeps the order of its dimensions; a computed one the order of the graph's axes."""
+        axes = self.tile_axes(n.axes)
+        if isinstance(n, t.Read):
+            first = list(dict.fromkeys(a for i in n.indices for a in self.tile_axes(i.axes)))
+            axes = tuple(first)
+        return tile.TileType(n.dtype, axes)
+
+    def tile_axes(self, axes: Axes) -> tuple[str, ...]:
+        return tuple(sorted(axes - self.plan.units, key=lambda a: self.order[a]))
+
+    def fresh(self, stem: str) -> str:
+        name, i = stem, 1
+        while name in self.taken:
+            i += 1
+            name = f"{stem}_{i}"
+        self.taken.add(name)
+        return name
+
+
+class Guards:
+    """How states are read inside the loop, so that an empty one does no harm.
+
+    A maximum that is still -inf is read as 0: every term it enters is then exp(-inf - 0) = 0, and only the new maximum
+    needs it (exp(old - safe(new)) is 0 for an empty old state). A sum that is still 0 is read as 1. A finite stand-in in
+    place of -inf would be wrong: it swallows rows of finite scores below it (faults X001).
+    """
+
+    def __init__(self, c: Cascade) -> None:
+        self.old = {s.name: _ref(s, "old") for s in c.states}
+        self.new = {s.name: _ref(s, "new") for s in c.states}
+        self.safe_old = {self.old[s.name]: _safe(s, self.old[s.name]) for s in c.states}
+        self.safe_new = {self.new[s.name]: _safe(s, self.new[s.name]) for s in c.states}
+
+    def g(self, s: State, hidden: Node | None = None) -> Node:
+        """The contribution over the safe new states; `hidden` takes the place of the absorbing subexpression."""
+
+        def rule(n: Node) -> Node | None:
+            if hidden is not None and n is s.absorbs:
+                return hidden
+            return self.safe_new.get(guarded_state(n) or n)
+
+        return t.replace([s.g], rule)[0] if s.upstream else s.g
+
+    def repair(self, s: State) -> Node:
+        table = {**self.safe_new, **(self.safe_old if s.guard_old else {})}
+        assert s.repair is not None
+        return t.replace([s.repair], table.get)[0]
+
+
+def _ref(s: State, moment: t.Moment) -> Node:
+    return t.carried(s.name, moment, s.reduction.axes, s.reduction.dtype)
+
+
+def product(parts: list[Node]) -> Node:
+    out = parts[0]
+    for p in parts[1:]:
+        out = t.apply("mul", out, p)
+    return out
+
+
+def masked(predicates: list[Node], x: Node, other: float) -> Node:
+    """x where all predicates hold, `other` elsewhere."""
+    fill = t.const(_typed(other, x.dtype), x.dtype)
+    for p in predicates:
+        x = t.apply("where", p, x, fill)
+    return x
+
+
+def identity(r: t.Reduce) -> tile.Const:
+    """What a reduction starts from; an integer maximum starts at the lowest value of its type."""
+    return tile.Const(_typed(IDENTITY[r.fn], r.dtype), r.dtype)
+
+
+def _typed(value: float, dtype: DType) -> int | float | bool:
+    if dtype.is_float:
+        return float(value)
+    if dtype is DType.BOOL:
+        return bool(value)
+    if math.isinf(value):
+        low = -(1 << dtype.bits - 1)
+        return low if value < 0 else -low - 1
+    return int(value)
+
+
+def _safe(s: State, ref: Node) -> Node:
+    """The state read so that an empty one does no harm: 0 for an infinite extremum, 1 for a zero sum."""
+    if s.reduction.dtype.is_float and s.reduction.fn in ("max", "min"):
+        empty = t.const(IDENTITY[s.reduction.fn], ref.dtype)
+        return t.apply("where", t.apply("eq", ref, empty), t.const(0.0, ref.dtype), ref)
+    if s.reduction.dtype.is_float and s.reduction.fn == "sum":
+        zero = t.const(0.0, ref.dtype)
+        return t.apply("where", t.apply("eq", ref, zero), t.const(1.0, ref.dtype), ref)
+    return ref
+
+
+def _one_pass(pending: list[t.Reduce]) -> list[t.Reduce]:
+    """The first pending reduction, with all others over the same set that wait for nothing outside this group."""
+    group: list[t.Reduce] = []
+    waiting = set(pending)
+    for n in pending:
+        needs = (x for x in t.walk(n.args) if x in waiting)
+        if n.bound == pending[0].bound and all(x in group for x in needs):
+            group.append(n)
+    return group
+
+
+def _leaf(n: Node) -> Expr | None:
+    match n:
+        case t.Const():
+            return tile.Const(n.value, n.dtype)
+        case t.Scalar():
+            return tile.ScalarRef(n.name)
+        case t.Extent():
+            return tile.ExtentRef(n.name)
+        case t.Index():
+            return tile.AxisIndex(n.axis)
+    return None
+
+
+def _known_leaf(n: Node) -> Expr:
+    leaf = _leaf(n)
+    if leaf is None:
+        raise AssertionError(f"{type(n).__name__} was not computed before its use")
+    return leaf
+
+
+def _stem(n: Node) -> str:
+    match n:
+        case t.Read():
+            return f"{n.tensor}_tile"
+        case t.Apply():
+            return f"v_{n.op}"
+        case t.Reduce():
+            return f"v_{n.fn}"
+    return "v"
+
+
+def _axes_used(body: tuple[tile.Stmt, ...]) -> set[str]:
+    """Axes that some subscript, type or reduction mentions."""
+    used: set[str] = set()
+    for s in tile.statements(body):
+        if isinstance(s, tile.Let):
+            used.update(s.type.axes)
+        for x in tile.expressions(s):
+            used.update(e.axis for e in tile.subexpressions(x) if isinstance(e, tile.AxisIndex))
+    return used
+
+
+def stored_dtype(graph: Graph, name: str) -> DType:
+    """The element type of any tensor of the graph in memory."""
+    for table in (graph.tensors, graph.outputs):
+        if name in table:
+            return table[name].dtype
+    return graph.definition(name).dtype

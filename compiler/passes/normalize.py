@@ -1,0 +1,106 @@
+"""normalize: what does not depend on the reduced element leaves the reduction. Exposes cascades to derive, contractions to
+lower. Equal over the reals, not bit for bit: each use is a remark, and `fuse none` kernels go through it as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..remarks import Remarks
+from ..tensor_ir import Apply, Const, Node, Reduce, apply, const, reduce, rewrite
+
+
+def normalize(roots: list[Node], remarks: Remarks) -> list[Node]:
+    """Move factors and selects out of sums, wherever they are free of the summed set."""
+
+    def rule(n: Node) -> Node:
+        if not isinstance(n, Reduce) or n.fn != "sum":
+            return n
+        out = _hoist(n)
+        if out is not n:
+            remarks.add("applied", "normalize", "factor-moved-out", "a factor free of the summed index leaves the sum", n.span)
+        return out
+
+    return rewrite(roots, rule)
+
+
+def _hoist(n: Reduce) -> Node:
+    """Apply the rules below until none fits; the part left inside is strictly smaller each time."""
+    for rule in RULES:
+        out = rule(n)
+        if out is not None:
+            return out
+    return n
+
+
+def _resum(n: Reduce, body: Node) -> Node:
+    inner = reduce("sum", n.bound, body, n.predicate, n.span)
+    return _hoist(inner) if isinstance(inner, Reduce) else inner
+
+
+def _free(n: Reduce, x: Node) -> bool:
+    return not x.axes & frozenset(n.bound)
+
+
+def _zero(x: Node) -> bool:
+    return isinstance(x, Const) and not isinstance(x.value, bool) and x.value == 0
+
+
+def factor_out(n: Reduce) -> Node | None:
+    """sum_j k·x -> k·sum_j x;  sum_j x/k -> (sum_j x)/k   for k free of j"""
+    match n.body:
+        case Apply(op="mul", operands=(a, b)) if _free(n, b) and not _free(n, a):
+            return apply("mul", _resum(n, a), b)
+        case Apply(op="mul", operands=(a, b)) if _free(n, a) and not _free(n, b):
+            return apply("mul", a, _resum(n, b))
+        case Apply(op="div", operands=(a, b)) if _free(n, b) and not _free(n, a):
+            return apply("div", _resum(n, a), b)
+    return None
+
+
+def factor_surfaces(n: Reduce) -> Node | None:
+    """sum_j (k·x)·y -> sum_j k·(x·y);  sum_j (x/k)·y -> sum_j (x·y)/k   for k free of j"""
+    match n.body:
+        case Apply(op="mul", operands=(a, b)) if not _free(n, a) and not _free(n, b):
+            for x, y in ((a, b), (b, a)):
+                match x:
+                    case Apply(op="mul", operands=(u, k)) if _free(n, k):
+                        return _hoist_body(n, apply("mul", apply("mul", u, y), k))
+                    case Apply(op="mul", operands=(k, u)) if _free(n, k):
+                        return _hoist_body(n, apply("mul", apply("mul", u, y), k))
+                    case Apply(op="div", operands=(u, k)) if _free(n, k):
+                        return _hoist_body(n, apply("div", apply("mul", u, y), k))
+    return None
+
+
+def select_out(n: Reduce) -> Node | None:
+    """sum_j where(c, a, b) -> where(c, sum_j a, sum_j b)   for c free of j"""
+    match n.body:
+        case Apply(op="where", operands=(c, a, b)) if _free(n, c) and not (_free(n, a) and _free(n, b)):
+            return apply("where", c, _branch(n, a), _branch(n, b))
+    return None
+
+
+def select_surfaces(n: Reduce) -> Node | None:
+    """sum_j where(c, 0, a)·y -> sum_j where(c, 0, a·y)   for c free of j, one branch zero"""
+    match n.body:
+        case Apply(op="mul", operands=(a, b)):
+            for x, y in ((a, b), (b, a)):
+                match x:
+                    case Apply(op="where", operands=(c, u, v)) if _free(n, c) and (_zero(u) or _zero(v)):
+                        return _hoist_body(n, apply("where", c, _times(u, y), _times(v, y)))
+    return None
+
+
+def _times(x: Node, y: Node) -> Node:
+    return x if _zero(x) else apply("mul", x, y)
+
+
+def _branch(n: Reduce, x: Node) -> Node:
+    return const(0.0, n.dtype) if _zero(x) and n.dtype.is_float else _resum(n, x)
+
+
+def _hoist_body(n: Reduce, body: Node) -> Node:
+    return _resum(n, body)
+
+
+RULES: tuple[Callable[[Reduce], Node | None], ...] = (factor_out, factor_surfaces, select_out, select_surfaces)
