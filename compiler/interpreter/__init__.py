@@ -1,0 +1,1 @@
+"""Interpreters: the meaning of both IRs in NumPy."""
