@@ -412,8 +412,8 @@ class Check:
 class Graph:
     """One kernel. `axes` gives each axis's extent; definitions stand in dependency order.
 
-    `order` lists every parameter name (tensors and scalars) as the call takes them; `extents` every extent name with,
-    where it is a declared `C: extent` parameter, True.
+    `order` lists every parameter name (tensors and scalars) as the call takes them; `extents` every extent name, and
+    `declared` those that are `C: extent` parameters, which the call takes by name.
     """
 
     name: str
@@ -426,6 +426,7 @@ class Graph:
     outputs: dict[str, Tensor]
     checks: tuple[Check, ...] = ()
     example: dict[str, int | float] = field(default_factory=dict)
+    declared: tuple[str, ...] = ()
 
     def definition(self, name: str) -> Definition:
         return next(d for d in self.definitions if d.name == name)

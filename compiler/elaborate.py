@@ -1,0 +1,486 @@
+"""From syntax tree to tensor IR: parameters and extents, ranges, axes, statements, facts (DESIGN 2.1).
+
+`elaborate` reports all errors of a kernel at once. Its graph still has absent values (`When`); canonicalize removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..dsl import syntax
+from ..dsl.diagnostics import Diagnostics, refuse
+from ..dsl.types import NAMES, DType
+from . import tensor_ir as ir
+from .bounds import bounds_checks
+from .expressions import Declared, Expressions, Scope
+from .operands import Value, expect_bool, expect_integer, refused, stored
+from .ranges import Use, the_extent, visible
+from .spelling import spell
+from .tensor_ir import Check, Definition, Graph, Node, ScalarParam, Tensor
+
+NOWHERE = Scope({}, frozenset())
+
+
+def elaborate(kernel: syntax.ProgramKernel, dtypes: Mapping[str, DType] | None = None) -> Graph:
+    """The tensor IR of a kernel. `dtypes` chooses dtype parameters (`{"T": DType.F16}`), the first alternative otherwise.
+
+    Raises `TileError` with every error of the kernel (codes E02xx ranges and indices, E03xx types, E04xx bounds).
+    """
+    sink = Diagnostics()
+    declared = Declared(
+        source=kernel.kernel.span.source,
+        fns=kernel.program.fns,
+        dtypes={**NAMES, **_chosen(kernel.kernel, dtypes or {})},
+        sink=sink,
+    )
+    work = _Kernel(kernel.kernel, declared)
+    work.signature()
+    work.statements()
+    checks = [*work.requirements(), *work.positive_extents()]
+    example = work.example()
+    sink.check()
+    graph = work.graph(tuple(checks), example)
+    bounds = bounds_checks(graph, sink)
+    sink.check()
+    return replace(graph, checks=_distinct([*graph.checks, *bounds]))
+
+
+def _chosen(kernel: syntax.Kernel, dtypes: Mapping[str, DType]) -> dict[str, DType]:
+    """The element type of each dtype parameter."""
+    chosen: dict[str, DType] = {}
+    parameters = {p.name.name: p for p in kernel.type_params if p.kind == "dtype"}
+    for name in dtypes:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise refuse("E0308", f"`{kernel.name.name}` has no dtype parameter `{name}`; it has: {known}", kernel.name.span)
+    for name, parameter in parameters.items():
+        allowed = [NAMES[a.name] for a in parameter.alternatives]
+        chosen[name] = dtypes.get(name, allowed[0])
+        if chosen[name] not in allowed:
+            raise refuse(
+                "E0308",
+                f"`{name}` cannot be {chosen[name]}",
+                parameter.span,
+                help=f"choose one of {', '.join(map(str, allowed))}",
+            )
+    return chosen
+
+
+def _distinct(checks: Iterable[Check]) -> tuple[Check, ...]:
+    return tuple({(c.condition, c.kind): c for c in reversed(list(checks))}.values())[::-1]
+
+
+# ---------------------------------------------------------------- order of statements
+
+
+def in_order(statements: Sequence[syntax.Statement], fns: Iterable[str]) -> list[syntax.Statement]:
+    """Statements after those they read; text order otherwise. Cycles were refused by check."""
+    owners = {s.target.name: s for s in statements if s.op == "="}
+    done: dict[int, syntax.Statement] = {}
+    open_: set[int] = set()
+    stack = [(s, False) for s in reversed(statements)]
+    while stack:
+        statement, ready = stack.pop()
+        if ready:
+            done[id(statement)] = statement
+        elif id(statement) not in open_:
+            open_.add(id(statement))
+            stack.append((statement, True))
+            needed = dict.fromkeys(_reads(statement, fns))
+            stack.extend((owners[n], False) for n in reversed(needed) if n in owners)
+    return list(done.values())
+
+
+def _reads(statement: syntax.Statement, fns: Iterable[str]) -> Iterable[str]:
+    left = [i for i in statement.indices if not isinstance(i, syntax.BoundIndex)]
+    for expr, _ in visible([statement.value, *left], fns):
+        if isinstance(expr, syntax.Subscript):
+            yield expr.tensor.name
+        elif isinstance(expr, syntax.Name):
+            yield expr.name
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+@dataclass
+class _Target:
+    """The left side of a statement: its axes by index name, and for an update the elements it writes."""
+
+    axes: dict[str, str]
+    elements: tuple[Node, ...] | None
+
+
+class _Kernel:
+    def __init__(self, kernel: syntax.Kernel, declared: Declared) -> None:
+        self.kernel = kernel
+        self.declared = declared
+        self.sink = declared.sink
+        self.expressions = Expressions(declared)
+        self.updates: list[Definition] = []
+        self.declared_extents = [p.name.name for p in kernel.type_params if p.kind == "extent"]
+
+    # ------------------------------------------------------------ signature
+
+    def signature(self) -> None:
+        """Fills the tables of parameters, extents and outputs."""
+        d = self.declared
+        for p in self.kernel.params:
+            if not p.shape:
+                d.scalars[p.name.name] = ScalarParam(p.name.name, self._dtype(p), p.span)
+        shaped = [p for p in self.kernel.params if p.shape]
+        d.extents.extend(self._bound_extents(shaped))
+        for p in shaped:
+            d.tensors[p.name.name] = Tensor(p.name.name, self._dtype(p), self._shape(p), p.inout, p.span)
+        for p in self.kernel.outputs:
+            d.outputs[p.name.name] = Tensor(p.name.name, self._dtype(p), self._shape(p), False, p.span)
+
+    def _dtype(self, param: syntax.Param) -> DType:
+        dtype = self.declared.dtypes.get(param.dtype.name)
+        if dtype is None:
+            self.sink.error("E0308", f"`{param.dtype.name}` is no element type", param.dtype.span)
+        return dtype or DType.F32
+
+    def _bound_extents(self, shaped: Sequence[syntax.Param]) -> list[str]:
+        """Names that shapes bind, in text order: bare ones, then ones alone in a linear expression; then declared ones."""
+        names = dict.fromkeys(e.name for p in shaped for e in p.shape if isinstance(e, syntax.Name))
+        bare = [n for n in names if n not in self.declared.scalars]
+        solved: list[str] = []
+        for entry in (e for p in shaped for e in p.shape if not isinstance(e, syntax.Name)):
+            known = {*bare, *solved, *self.declared.scalars, *self.declared_extents}
+            free = dict.fromkeys(
+                e.name for e, _ in visible([entry], ()) if isinstance(e, syntax.Name) and e.name not in known
+            )
+            if len(free) == 1 and _linear(entry, next(iter(free))):
+                solved.extend(free)
+            elif free:
+                self._unbound(next(iter(free)), entry)
+                solved.extend(free)
+        return list(dict.fromkeys([*bare, *solved, *self.declared_extents]))
+
+    def _unbound(self, name: str, entry: syntax.Expr) -> None:
+        self.sink.error(
+            "E0213",
+            f"no shape binds extent `{name}`",
+            entry.span,
+            note="a shape binds an extent by its bare name, or where it is linear in the one extent not bound elsewhere",
+            help=f"declare it: `kernel {self.kernel.name.name}<{name}: extent>(…)`",
+        )
+
+    def _shape(self, param: syntax.Param) -> tuple[Node, ...]:
+        what = f"the shape of `{param.name.name}`"
+        return tuple(self._shape_entry(e, what) or ir.const(1, DType.I64) for e in param.shape)
+
+    def _shape_entry(self, entry: syntax.Expr, what: str) -> Node | None:
+        d = self.declared
+        names = [e.name for e, _ in visible([entry], ()) if isinstance(e, syntax.Name)]
+        unknown = [n for n in names if n not in d.extents and n not in d.scalars]
+        if unknown:
+            self._unbound(unknown[0], entry)
+            return None
+        return self.expressions.extent(entry, NOWHERE, what)
+
+    # ------------------------------------------------------------ statements
+
+    def statements(self) -> None:
+        for statement in in_order(self.kernel.statements, self.declared.fns):
+            failures = len(self.sink.found)
+            self._statement(statement)
+            name = statement.target.name
+            if len(self.sink.found) > failures and name not in self.declared.definitions:
+                self.declared.failed.add(name)
+        for name, output in self.declared.outputs.items():
+            if name not in self.declared.definitions and name not in self.declared.failed:
+                self.sink.error("E0214", f"output `{name}` is never defined", output.span, help=f"add `{name}[…] = …`")
+
+    def _statement(self, statement: syntax.Statement) -> None:
+        d, name = self.declared, statement.target.name
+        updates = name in d.tensors
+        if not self._may_define(statement):
+            return
+        target = self._update_target(statement) if updates else self._definition_target(statement)
+        if target is None:
+            return
+        scope = NOWHERE.with_axes(target.axes)
+        value = self.expressions.evaluate(statement.value, scope)
+        elements = self._elements(statement, scope) if updates else None
+        dtype = d.tensors[name].dtype if updates else d.outputs[name].dtype if name in d.outputs else value.node.dtype
+        node = stored(value, dtype, name, statement.value.span, self.sink)
+        if node is None or (updates and elements is None):
+            return
+        axes = tuple(target.axes.values())
+        definition = Definition(name, axes, node, dtype, elements, statement.op == "+=", statement.span)
+        if updates:
+            self.updates.append(definition)
+            self._spreads(definition)
+        else:
+            d.definitions[name] = definition
+
+    def _may_define(self, statement: syntax.Statement) -> bool:
+        d, name, span = self.declared, statement.target.name, statement.target.span
+        if name in d.tensors:
+            if not d.tensors[name].inout:
+                self.sink.error(
+                    "E0215", f"parameter `{name}` is read only", span, help=f"declare it `{name}: inout …` to update it"
+                )
+            elif any(u.name == name for u in self.updates):
+                self.sink.error("E0216", f"`{name}` is updated twice", span, help="put both into one statement")
+                return False
+            return d.tensors[name].inout
+        if statement.op == "+=":
+            self.sink.error(
+                "E0215",
+                f"`+=` updates an inout parameter, and `{name}` is none",
+                span,
+                help=f"sum in one statement: `{name}[…] = sum[…](…)`",
+            )
+            return False
+        if name in d.definitions:
+            self.sink.error("E0216", f"`{name}` is defined twice", span, help="give one of them another name")
+            return False
+        return True
+
+    def _definition_target(self, statement: syntax.Statement) -> _Target | None:
+        """Axes of a definition; an output's declared shape gives the ranges, explicit ones must repeat it."""
+        d, name = self.declared, statement.target.name
+        shape = d.outputs[name].shape if name in d.outputs else None
+        if shape is not None and len(shape) != len(statement.indices):
+            self.sink.error(
+                "E0207",
+                f"output `{name}` has {len(shape)} axes, but {len(statement.indices)} indices stand on the left",
+                statement.target.span,
+            )
+            return None
+        bound = [i for i in statement.indices if isinstance(i, syntax.BoundIndex)]
+        if len(bound) != len(statement.indices):
+            wrong = next(i for i in statement.indices if not isinstance(i, syntax.BoundIndex))
+            self.sink.error(
+                "E0217",
+                f"the left side of `{name}` takes index names only",
+                wrong.span,
+                note="index expressions on the left belong to updates of inout parameters",
+                help=f"name the index, and use it on the right: `{name}[i] = …`",
+            )
+            return None
+        return self._axes(statement, bound, dict(enumerate(shape)) if shape is not None else {})
+
+    def _axes(
+        self, statement: syntax.Statement, bound: Sequence[syntax.BoundIndex], given: Mapping[int, Node]
+    ) -> _Target | None:
+        wanted = [b.name.name for k, b in enumerate(bound) if b.extent is None and k not in given]
+        uses = self.expressions.uses(wanted, [statement.value, *_left(statement)]) if wanted else {}
+        axes: dict[str, str] = {}
+        sound = True
+        for k, b in enumerate(bound):
+            extent = self._left_extent(b, given.get(k), uses)
+            sound = sound and extent is not None and self._new_index(b, axes)
+            if extent is not None:
+                taken = frozenset(axes.values())
+                axes[b.name.name] = self.declared.axis_for(b.name.name, extent, taken)
+        return _Target(axes, None) if sound else None
+
+    def _new_index(self, bound: syntax.BoundIndex, axes: Mapping[str, str]) -> bool:
+        name = bound.name.name
+        if name in axes:
+            self.sink.error(
+                "E0211",
+                f"index `{name}` stands twice on the left",
+                bound.span,
+                help=f"for a diagonal, use two indices and `where({name} == {name}2, …, 0)`",
+            )
+        elif name in self.declared.scalars or name in self.declared.extents:
+            kind = "scalar parameter" if name in self.declared.scalars else "extent"
+            self.sink.error("E0218", f"`{name}` is a {kind} and cannot be an index", bound.span, help="use another name")
+        else:
+            return True
+        return False
+
+    def _left_extent(
+        self, bound: syntax.BoundIndex, given: Node | None, uses: Mapping[str, list[Use] | None]
+    ) -> Node | None:
+        name = bound.name.name
+        explicit = None
+        if bound.extent is not None:
+            explicit = self.expressions.extent(bound.extent, NOWHERE, f"the range of `{name}`")
+        elif given is None:
+            found = uses.get(name)
+            return None if found is None else the_extent(bound.name, found, self.declared.extents, spell, self.sink)
+        if explicit is not None and given is not None and explicit is not given:
+            self.sink.error(
+                "E0202",
+                f"index `{name}` has two ranges: {spell(given)} and {spell(explicit)}",
+                bound.span,
+                note=f"the output's declared shape gives it the range {spell(given)}",
+                help=f"leave the range out, or write `{name} in {spell(given)}`",
+            )
+            return None
+        return explicit if given is None or bound.extent is not None else given
+
+    # ------------------------------------------------------------ updates
+
+    def _update_target(self, statement: syntax.Statement) -> _Target | None:
+        """Axes of an update: its bare left indices, then the other indices that stand in left expressions."""
+        d, name = self.declared, statement.target.name
+        shape = d.tensors[name].shape
+        if len(shape) != len(statement.indices):
+            self.sink.error(
+                "E0207", f"`{name}` has {len(shape)} axes, but {len(statement.indices)} indices are given", statement.span
+            )
+            return None
+        bound: dict[str, syntax.BoundIndex] = {}
+        given: dict[str, Node] = {}
+        for entry, extent in zip(statement.indices, shape, strict=True):
+            if isinstance(entry, syntax.BoundIndex) and not self._is_value(entry):
+                bound.setdefault(entry.name.name, entry)
+                given.setdefault(entry.name.name, extent)
+        for expr, rebound in visible(_left(statement), d.fns):
+            if isinstance(expr, syntax.Name) and expr.name not in rebound and not d.names(expr.name):
+                bound.setdefault(expr.name, syntax.BoundIndex(expr.span, expr, None))
+        order = list(bound.values())
+        return self._axes(statement, order, {k: given[b.name.name] for k, b in enumerate(order) if b.name.name in given})
+
+    def _is_value(self, entry: syntax.BoundIndex) -> bool:
+        """A bare name on the left of an update that is a scalar or an extent: a place, no index."""
+        return entry.extent is None and (
+            entry.name.name in self.declared.scalars or entry.name.name in self.declared.extents
+        )
+
+    def _elements(self, statement: syntax.Statement, scope: Scope) -> tuple[Node, ...] | None:
+        nodes = []
+        for entry in statement.indices:
+            expr = entry.name if isinstance(entry, syntax.BoundIndex) else entry
+            value = self.expressions.evaluate(expr, scope)
+            what = f"an index of `{statement.target.name}`"
+            nodes.append(value.node if expect_integer(value, what, expr.span, self.sink) else None)
+        return tuple(n for n in nodes if n is not None) if None not in nodes else None
+
+    def _spreads(self, update: Definition) -> None:
+        """`=` through a target that leaves out an axis writes one element many times."""
+        assert update.target is not None
+        used = ir.NO_AXES.union(*(n.axes for n in update.target))
+        missing = [a for a in update.axes if a not in used]
+        free = [a for a in sorted(update.value.axes - frozenset(update.axes))]
+        assert not free
+        if missing and not update.accumulate:
+            self.sink.error(
+                "E0219",
+                f"`{update.name}` is written several times: index `{missing[0]}` is not in its place",
+                update.span,
+                help="use `+=` to sum the values, or reduce them on the right side",
+            )
+
+    # ------------------------------------------------------------ facts
+
+    def requirements(self) -> list[Check]:
+        checks = []
+        for require in self.kernel.requires:
+            for condition in require.conditions:
+                value = self._fact(condition)
+                if not value.bad:
+                    checks.append(Check(value.node, "require", condition.span.text, condition.span))
+        return checks
+
+    def _fact(self, condition: syntax.Expr) -> Value:
+        value = self.expressions.evaluate(condition, NOWHERE)
+        if not expect_bool(value, "`require`", condition.span, self.sink):
+            return refused(condition.span)
+        if any(isinstance(n, ir.Read) for n in ir.walk([value.node])):
+            self.sink.error(
+                "E0212", "`require` is about extents and scalars, not about what tensors hold", condition.span
+            )
+            return refused(condition.span)
+        return value
+
+    def positive_extents(self) -> list[Check]:
+        """Ranges that are differences could be negative; they are checked at the call."""
+        checks = []
+        for axis, extent in self.declared.axes.items():
+            if any(isinstance(n, ir.Apply) and n.op in ("sub", "neg") for n in ir.walk([extent])):
+                condition = ir.apply("le", ir.const(0, DType.I64), extent)
+                message = f"the range `{spell(extent)}` of index `{axis}` must not be negative"
+                checks.append(Check(condition, "shape", message, extent.span))
+        return checks
+
+    def example(self) -> dict[str, int | float]:
+        settings: dict[str, int | float] = {}
+        for setting in (s for e in self.kernel.examples for s in e.settings):
+            value = self.expressions.evaluate(setting.value, NOWHERE)
+            if value.literal is None and not value.bad:
+                self.sink.error(
+                    "E0220", f"the example's `{setting.name.name}` must be a number", setting.value.span
+                )
+            settings[setting.name.name] = value.literal or 0
+        return settings
+
+    # ------------------------------------------------------------ the graph
+
+    def graph(self, checks: tuple[Check, ...], example: dict[str, int | float]) -> Graph:
+        d = self.declared
+        live = _live([*d.definitions.values(), *self.updates], d.outputs)
+        used = {n.axis for x in live for n in ir.walk(_roots(x)) if isinstance(n, ir.Index)}
+        used |= {b for x in live for n in ir.walk(_roots(x)) if isinstance(n, ir.Reduce) for b in n.bound}
+        used |= {a for x in live for a in x.axes}
+        return Graph(
+            name=self.kernel.name.name,
+            order=tuple(p.name.name for p in self.kernel.params),
+            tensors=d.tensors,
+            scalars=d.scalars,
+            extents=tuple(d.extents),
+            declared=tuple(self.declared_extents),
+            axes={a: e for a, e in d.axes.items() if a in used},
+            definitions=tuple(live),
+            outputs=d.outputs,
+            checks=checks,
+            example=example,
+        )
+
+
+def _left(statement: syntax.Statement) -> list[syntax.Expr]:
+    return [i for i in statement.indices if not isinstance(i, syntax.BoundIndex)]
+
+
+def _roots(definition: Definition) -> list[Node]:
+    return [definition.value, *(definition.target or ())]
+
+
+def _live(definitions: Sequence[Definition], outputs: Iterable[str]) -> list[Definition]:
+    """Definitions that an output or an update needs, in the given order."""
+    table = {d.name: d for d in definitions if d.target is None}
+    wanted = [*(table[o] for o in outputs), *(d for d in definitions if d.target is not None)]
+    seen: set[int] = set()
+    while wanted:
+        definition = wanted.pop()
+        if id(definition) not in seen:
+            seen.add(id(definition))
+            reads = {n.tensor for n in ir.walk(_roots(definition)) if isinstance(n, ir.Read)}
+            wanted.extend(table[r] for r in reads if r in table)
+    return [d for d in definitions if id(d) in seen]
+
+
+def _linear(entry: syntax.Expr, name: str) -> bool:
+    """Is a shape's expression linear in `name`, with a coefficient that is a number?"""
+    degree: dict[int, int | None] = {}
+    for expr, _ in reversed(list(visible([entry], ()))):
+        degree[id(expr)] = _degree(expr, name, degree)
+    return degree[id(entry)] == 1
+
+
+def _degree(expr: syntax.Expr, name: str, degree: Mapping[int, int | None]) -> int | None:
+    match expr:
+        case syntax.Name():
+            return int(expr.name == name)
+        case syntax.Number():
+            return 0
+        case syntax.Unary(op="-"):
+            return degree[id(expr.operand)]
+        case syntax.Binary(op="+" | "-" | "*"):
+            a, b = degree[id(expr.left)], degree[id(expr.right)]
+            if a is None or b is None:
+                return None
+            return max(a, b) if expr.op != "*" else a + b if a + b < 2 else None
+        case syntax.Binary():
+            parts = (degree[id(expr.left)], degree[id(expr.right)])
+            return 0 if parts == (0, 0) else None
+    return None
+

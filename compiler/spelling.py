@@ -1,0 +1,41 @@
+"""Nodes in the user's notation, for messages: `h // (H // G)`."""
+
+from __future__ import annotations
+
+from . import notation
+from .notation import Piece
+from .tensor_ir import Apply, Carried, Cast, Const, Extent, Index, Node, Read, Reduce, Scalar, When, walk
+
+
+def spell(node: Node) -> str:
+    """One line of text. Shared parts are repeated, so this is for index expressions, shapes and conditions."""
+    done: dict[Node, Piece] = {}
+    for n in walk([node]):
+        done[n] = _piece(n, [done[a] for a in n.args])
+    return done[node].text
+
+
+def _piece(node: Node, args: list[Piece]) -> Piece:
+    match node:
+        case Const():
+            return notation.number(node.value, node.dtype)
+        case Scalar() | Extent() | Carried():
+            return Piece(node.name)
+        case Index():
+            return Piece(node.axis)
+        case Read():
+            return Piece(f"{node.tensor}[{', '.join(a.text for a in args)}]" if args else node.tensor)
+        case Cast():
+            return notation.call(node.dtype.value, args)
+        case Reduce():
+            such = f" | {args[1].text}" if len(args) > 1 else ""
+            return Piece(f"{node.fn}[{', '.join(node.bound)}{such}]({args[0].text})")
+        case When():
+            return args[0]
+        case Apply(op="neg" | "not" as op):
+            return notation.prefix(op, args[0], isinstance(node.args[0], Const))
+        case Apply(op=op) if op in notation.SIGNS:
+            return notation.infix(op, args[0], args[1])
+        case Apply(op=op):
+            return notation.call(op, args)
+    raise TypeError(type(node).__name__)
