@@ -93,6 +93,12 @@ def contraction(
     if len(groups) != 2:
         return None
     (a_axes, a), (b_axes, b) = groups
-    if not (over - units and over - units <= a_axes and over - units <= b_axes and a_axes - b_axes and b_axes - a_axes):
+    if not (
+        over - units
+        and over - units <= a_axes
+        and over - units <= b_axes
+        and a_axes - b_axes
+        and b_axes - a_axes
+    ):
         return None
     return a, b

@@ -24,7 +24,9 @@ class Remark:
     def render(self) -> str:
         facts = " ".join(f"{k}={v}" for k, v in self.facts.items())
         where = f"{self.span}: " if self.span else ""
-        return f"{where}{self.kind} [{self.pass_name}] {self.name}: {self.message}" + (f" ({facts})" if facts else "")
+        return f"{where}{self.kind} [{self.pass_name}] {self.name}: {self.message}" + (
+            f" ({facts})" if facts else ""
+        )
 
 
 @dataclass

@@ -426,6 +426,7 @@ class Graph:
     outputs: dict[str, Tensor]
     checks: tuple[Check, ...] = ()
     example: dict[str, int | float] = field(default_factory=dict)
+    names: dict[Node, str] = field(default_factory=dict, compare=False, repr=False)
     declared: tuple[str, ...] = ()
 
     def definition(self, name: str) -> Definition:

@@ -111,7 +111,9 @@ class Formula:
         if n not in self.opaque:
             varies = bool(n.axes & self.bound)
             letter = "c" if varies else "k"
-            self.opaque[n] = sp.Symbol(f"{letter}_{len(self.opaque)}", real=True, **({} if varies else {"nonzero": True}))
+            self.opaque[n] = sp.Symbol(
+                f"{letter}_{len(self.opaque)}", real=True, **({} if varies else {"nonzero": True})
+            )
         return self.opaque[n]
 
     @property

@@ -35,7 +35,9 @@ def derive(reductions: Sequence[Reduce], remarks: Remarks) -> tuple[Cascade, tup
     for red in reductions:
         blocked = next((r for r in refused if r.reduction in walk(red.args)), None)
         if blocked is not None:
-            refused.append(Refusal(red, f"it reads {names[blocked.reduction]}, which needs a pass of its own"))
+            refused.append(
+                Refusal(red, f"it reads {names[blocked.reduction]}, which needs a pass of its own")
+            )
             continue
         joined = {s.reduction: s.name for s in states}
         result = _state(red, names[red], joined)
@@ -146,7 +148,12 @@ def _repair_obligations(expr: Any, repair: Any, primed: dict[Any, Any], additive
     moved = equal("repair", h(expr), expr.subs(primed))
     if additive:
         # max(t, y) + k == max(t + k, y + k) for every k: monotone by form, and k is free of the element by construction
-        return [moved, Obligation("commutes", "max(t, y) + k == max(t + k, y + k)", "proved", "k is free of the element")]
+        return [
+            moved,
+            Obligation(
+                "commutes", "max(t, y) + k == max(t + k, y + k)", "proved", "k is free of the element"
+            ),
+        ]
     return [moved, equal("commutes", h(t + y), h(t) + h(y))]
 
 
@@ -168,7 +175,10 @@ def _absorbing(formula: Formula) -> Node | None:
         others = sorted(formula.expr.free_symbols - {symbol}, key=str)
         f = sp.lambdify([symbol, *others], formula.expr, "numpy")
         with np.errstate(all="ignore"):
-            values = [f(np.float64(-math.inf), *(np.float64(x + i) for i in range(len(others)))) for x in (-7.25, 1.5, 5.25)]
+            values = [
+                f(np.float64(-math.inf), *(np.float64(x + i) for i in range(len(others))))
+                for x in (-7.25, 1.5, 5.25)
+            ]
         if all(v == 0 for v in values):
             return node
     return None
@@ -182,5 +192,8 @@ def _breaks_when_empty(repair: Any, formula: Formula, leaves: dict[Node, str]) -
     others = sorted(repair.free_symbols - set(old), key=str)
     f = sp.lambdify([*old, *others], repair, "numpy")
     with np.errstate(all="ignore"):
-        values = [f(*map(np.float64, starts), *(np.float64(x + i) for i in range(len(others)))) for x in (-7.25, 1.5, 5.25)]
+        values = [
+            f(*map(np.float64, starts), *(np.float64(x + i) for i in range(len(others))))
+            for x in (-7.25, 1.5, 5.25)
+        ]
     return not all(np.isfinite(v) for v in values)

@@ -71,7 +71,13 @@ class _Lowering:
         self.graph, self.region, self.plan, self.statics, self.remarks = graph, region, plan, statics, remarks
         self.hints = dict(region.hints)
         self.order = {a: i for i, a in enumerate(graph.axes)}
-        self.taken = {*graph.axes, *graph.extents, *graph.scalars, *graph.tensors, *(d.name for d in graph.definitions)}
+        self.taken = {
+            *graph.axes,
+            *graph.extents,
+            *graph.scalars,
+            *graph.tensors,
+            *(d.name for d in graph.definitions),
+        }
         self.cascades: list[Cascade] = []
         self.state_sets: dict[Node, frozenset[Node]] = {}
 
@@ -136,7 +142,9 @@ class _Lowering:
             if isinstance(e, tile.Load)
         }
         names = [*self.graph.tensors, *(d.name for d in self.graph.definitions)]
-        return tuple(self.param(n, n in stored, n in loaded) for n in dict.fromkeys(names) if n in stored | loaded)
+        return tuple(
+            self.param(n, n in stored, n in loaded) for n in dict.fromkeys(names) if n in stored | loaded
+        )
 
     def param(self, name: str, stored: bool, loaded: bool) -> tile.Param:
         shape = tuple(self.expr(_Frame(None, frozenset()), x) for x in self.graph.shape_of(name))
@@ -147,14 +155,18 @@ class _Lowering:
     def scalars(self) -> tuple[tile.ScalarParam, ...]:
         return tuple(tile.ScalarParam(s.name, s.dtype) for s in self.graph.scalars.values())
 
-    def loop_axis(self, axis: str, frame: _Frame, lo: Expr | None = None, hi: Expr | None = None) -> tile.LoopAxis:
+    def loop_axis(
+        self, axis: str, frame: _Frame, lo: Expr | None = None, hi: Expr | None = None
+    ) -> tile.LoopAxis:
         return tile.LoopAxis(axis, self.expr(frame, self.graph.axes[axis]), self.plan.tile(axis), lo, hi)
 
     # ------------------------------------------------------------ reductions as loops
 
     def realise(self, frame: _Frame, values: Iterable[Node]) -> None:
         """Emit a loop for every reduction below `values` that can run here and is not a reduction of whole axes."""
-        pending = [n for n in self.below(frame, values) if isinstance(n, t.Reduce) and self.runs_here(frame, n)]
+        pending = [
+            n for n in self.below(frame, values) if isinstance(n, t.Reduce) and self.runs_here(frame, n)
+        ]
         while pending:
             group = _one_pass(pending)
             cascade, refused = derive(group, self.remarks)
@@ -188,7 +200,9 @@ class _Lowering:
             loop = body.statements.pop()
             assert isinstance(loop, tile.For)
             inner = tuple(tile.Carry(x.name, x.type, inits[x.name]) for x in loop.carries)
-            body.statements.append(tile.For(loop.axis, inner, loop.body, loop.yields, loop.domain, loop.reverse))
+            body.statements.append(
+                tile.For(loop.axis, inner, loop.body, loop.yields, loop.domain, loop.reverse)
+            )
             yields: tuple[Expr, ...] = tuple(tile.Name(inner_names[s.name]) for s in c.states)
             domain: tuple[Expr, ...] = ()
         else:
@@ -234,7 +248,9 @@ class _Lowering:
         for s in c.states:
             value = self.update(body, s, names[s.name], parts[s.name], repairs.get(s.name))
             if s.name in read:
-                value = self.let(body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.reduction.span)
+                value = self.let(
+                    body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.reduction.span
+                )
             body.memo[guards.new[s.name]] = value
             yields.append(value)
         return tuple(yields)
@@ -279,7 +295,9 @@ class _Lowering:
         mask = [*predicates, *absorbed] if several else predicates
         return _Partial(fn, over, (masked(mask, g, IDENTITY.get(fn, 0)),))
 
-    def _zeroed(self, operand: Node, predicates: list[Node], absorbed: list[Node], hidden: Node | None) -> Node:
+    def _zeroed(
+        self, operand: Node, predicates: list[Node], absorbed: list[Node], hidden: Node | None
+    ) -> Node:
         here = [p for p in predicates if self._fits(operand, p)]
         if hidden is not None and hidden not in t.walk([operand]):
             here += [p for p in absorbed if self._fits(operand, p)]
@@ -326,7 +344,7 @@ class _Lowering:
         """Build one node whose arguments are done, and name it if it is worth a name."""
         e = self.build(frame, n)
         hint = self.hints.get(n)
-        shared = frame.uses.get(n, 0) > 1 or hint is not None and bool(self.tile_axes(n.axes))
+        shared = frame.uses.get(n, 0) > 1 or (hint is not None and bool(self.tile_axes(n.axes)))
         if shared and not isinstance(e, tile.Name) and not self.is_subscript(n):
             self.bind(frame, n, hint or _stem(n), e)
         else:
@@ -360,7 +378,12 @@ class _Lowering:
 
     def home(self, frame: _Frame, n: Node) -> _Frame:
         """The outermost frame in which a node can be computed: where its axes are open and its states are known."""
-        while frame.parent is not None and frame.loop and not n.axes & frame.loop and not self.states(n) & frame.states:
+        while (
+            frame.parent is not None
+            and frame.loop
+            and not n.axes & frame.loop
+            and not self.states(n) & frame.states
+        ):
             frame = frame.parent
         return frame
 

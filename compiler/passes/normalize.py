@@ -17,7 +17,13 @@ def normalize(roots: list[Node], remarks: Remarks) -> list[Node]:
             return n
         out = _hoist(n)
         if out is not n:
-            remarks.add("applied", "normalize", "factor-moved-out", "a factor free of the summed index leaves the sum", n.span)
+            remarks.add(
+                "applied",
+                "normalize",
+                "factor-moved-out",
+                "a factor free of the summed index leaves the sum",
+                n.span,
+            )
         return out
 
     return rewrite(roots, rule)
@@ -103,4 +109,9 @@ def _hoist_body(n: Reduce, body: Node) -> Node:
     return _resum(n, body)
 
 
-RULES: tuple[Callable[[Reduce], Node | None], ...] = (factor_out, factor_surfaces, select_out, select_surfaces)
+RULES: tuple[Callable[[Reduce], Node | None], ...] = (
+    factor_out,
+    factor_surfaces,
+    select_out,
+    select_surfaces,
+)

@@ -1,0 +1,301 @@
+"""fuse: which intermediates are stored in memory, and which are computed where they are used (DESIGN 4.4).
+
+Every subset of stored intermediates is one grouping. Groupings are lowered to tile programs and compared by the cost
+model's predicted time, so recomputation, traffic and launches count as they will happen; the ledger keeps, for each
+intermediate, the prediction of the choice and of its opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from itertools import combinations
+
+from ...dsl.diagnostics import refuse
+from ...dsl.source import Span
+from .. import tile_ir as tile
+from ..cascade import Cascade
+from ..cost import Cost, Prediction, module_cost, predict, rates
+from ..inline import Inliner
+from ..region import AxisPlan, Region, reductions
+from ..remarks import Remarks
+from ..schedule import Schedule
+from ..target import Target
+from ..tensor_ir import (
+    Apply,
+    Const,
+    Definition,
+    Extent,
+    Graph,
+    Node,
+    Read,
+    Reduce,
+    apply,
+    const,
+    replace,
+    walk,
+)
+from .canonicalize import simplify
+from .lower import lower
+from .normalize import normalize
+from .schedule import axis_plan
+
+EXHAUSTIVE = 5
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A grouping carried through to tile programs."""
+
+    graph: Graph
+    stored: frozenset[str]
+    regions: tuple[Region, ...]
+    plans: tuple[AxisPlan, ...]
+    cascades: tuple[tuple[Cascade, ...], ...]
+    module: tile.TileModule
+    cost: Cost
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One candidate: the intermediate `name`, computed in place (`fused`) or stored. Times are predicted, for `sizes`."""
+
+    name: str
+    span: Span | None
+    fused: bool
+    reason: str
+    stored_bytes: int
+    chosen: Prediction
+    opposite: Prediction | None
+    chosen_cost: Cost
+    opposite_cost: Cost | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    entries: tuple[LedgerEntry, ...]
+    considered: int
+    sizes: dict[str, int]
+    rates_origin: str
+
+
+def fuse(
+    graph: Graph, schedule: Schedule, target: Target, sizes: Mapping[str, int], remarks: Remarks
+) -> tuple[Fused, Ledger]:
+    """The grouping that the schedule asks for, or the one with the least predicted time at `sizes`.
+
+    Raises `TileError` where `keep` names no intermediate.
+    """
+    return _Search(graph, schedule, target, sizes).run(remarks)
+
+
+class _Search:
+    def __init__(self, graph: Graph, schedule: Schedule, target: Target, sizes: Mapping[str, int]) -> None:
+        self.graph, self.schedule, self.target, self.sizes = graph, schedule, target, sizes
+        self.outputs = frozenset(
+            d.name for d in graph.definitions if d.name in graph.outputs or d.target is not None
+        )
+        self.names = tuple(d.name for d in graph.definitions if d.name not in self.outputs)
+        self.tried: dict[frozenset[str], Fused] = {}
+        unknown = [k for k in schedule.keep if k not in self.names]
+        if unknown:
+            known = ", ".join(self.names) or "none"
+            raise refuse(
+                "E0801", f"`keep {unknown[0]}` names no intermediate", None, help=f"intermediates: {known}"
+            )
+
+    def run(self, remarks: Remarks) -> tuple[Fused, Ledger]:
+        forced = frozenset(self.schedule.keep)
+        if self.schedule.fuse == "none":
+            best = self.grouping(frozenset(self.names))
+        elif self.schedule.fuse == "all":
+            best = self.grouping(forced)
+        else:
+            best = self.search(forced)
+        # once more, now with the remarks of the passes it goes through
+        chosen = build(self.graph, best.stored, self.schedule, self.target, self.sizes, remarks)
+        entries = tuple(self.entry(n, chosen, forced) for n in self.names)
+        for e in entries:
+            _remark(e, remarks)
+        return chosen, Ledger(entries, len(self.tried), dict(self.sizes), rates(self.target).origin)
+
+    def grouping(self, kept: frozenset[str]) -> Fused:
+        if kept not in self.tried:
+            self.tried[kept] = build(
+                self.graph, kept | self.outputs, self.schedule, self.target, self.sizes, Remarks()
+            )
+        return self.tried[kept]
+
+    def search(self, forced: frozenset[str]) -> Fused:
+        """All groupings where they are few, else single flips from the fully fused one until none helps."""
+        free = [n for n in self.names if n not in forced]
+        if len(free) <= EXHAUSTIVE:
+            subsets = (forced | frozenset(c) for k in range(len(free) + 1) for c in combinations(free, k))
+            return min((self.grouping(s) for s in subsets), key=lambda f: f.prediction.seconds)
+        kept = forced
+        while True:
+            flips = [kept ^ {n} for n in free]
+            best = min(flips, key=lambda s: self.grouping(s).prediction.seconds)
+            if self.grouping(best).prediction.seconds >= self.grouping(kept).prediction.seconds:
+                return self.grouping(kept)
+            kept = best
+
+    def entry(self, name: str, chosen: Fused, forced: frozenset[str]) -> LedgerEntry:
+        kept = chosen.stored - self.outputs
+        other = self.grouping(kept ^ {name})
+        d = self.graph.definition(name)
+        fused = name not in kept
+        size = d.dtype.bytes
+        for e in self.graph.shape_of(name):
+            size *= max(0, _known(e, self.sizes))
+        return LedgerEntry(
+            name, d.span, fused, _reason(self.schedule, name, forced, fused, chosen, other), size,
+            chosen.prediction, other.prediction, chosen.cost, other.cost,
+        )  # fmt: skip
+
+
+def _known(extent: Node, sizes: Mapping[str, int]) -> int:
+    from ..evaluate import evaluate
+
+    return int(evaluate(extent, sizes, {}))
+
+
+def _reason(
+    schedule: Schedule, name: str, forced: frozenset[str], fused: bool, chosen: Fused, other: Fused
+) -> str:
+    if name in forced:
+        return "stored because the schedule says `keep`"
+    if schedule.fuse != "auto":
+        return f"the schedule says `fuse {schedule.fuse}`"
+    a, b = chosen.prediction, other.prediction
+    ratio = b.seconds / a.seconds if a.seconds else 1.0
+    what = "computing it where it is used" if fused else "storing it"
+    if fused:
+        saved = other.cost.bytes - chosen.cost.bytes
+        why = f"saves {saved:,.0f} bytes of traffic" if saved > 0 else "costs no more traffic"
+    else:
+        again = other.cost.dot_flops + other.cost.vector_ops + other.cost.special_ops
+        now = chosen.cost.dot_flops + chosen.cost.vector_ops + chosen.cost.special_ops
+        why = (
+            f"avoids {again - now:,.0f} operations done again" if again > now else "keeps each launch simple"
+        )
+    return f"{what} {why}; the other choice is predicted {ratio:.2f} times as long"
+
+
+def _remark(e: LedgerEntry, remarks: Remarks) -> None:
+    kind = "applied" if e.fused else "missed"
+    remarks.add(
+        kind, "fuse", "computed-in-place" if e.fused else "stored", f"{e.name}: {e.reason}", e.span,
+        stored_bytes=e.stored_bytes, chosen_us=round(e.chosen.seconds * 1e6, 3),
+        opposite_us=round(e.opposite.seconds * 1e6, 3) if e.opposite else -1,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- one grouping
+
+
+def build(
+    graph: Graph,
+    stored: frozenset[str],
+    schedule: Schedule,
+    target: Target,
+    sizes: Mapping[str, int],
+    remarks: Remarks,
+) -> Fused:
+    """Inline what is not stored, group what is into regions, plan and lower each."""
+    graph, parts = regions(graph, stored, remarks)
+    plans = tuple(axis_plan(graph, r, schedule, target, sizes, remarks) for r in parts)
+    programs: list[tile.TileProgram] = []
+    cascades: list[tuple[Cascade, ...]] = []
+    for r, p in zip(parts, plans, strict=True):
+        needed = {x.name for a in p.whole for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
+        program, found = lower(graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks)
+        programs.append(program)
+        cascades.append(found)
+    module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))
+    cost = module_cost(module, sizes)
+    return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, predict(cost, rates(target)))
+
+
+def _scratch(graph: Graph, programs: list[tile.TileProgram]) -> tuple[tile.Param, ...]:
+    """Tensors that one launch writes and no caller sees."""
+    public = {*graph.tensors, *graph.outputs}
+    found = {
+        p.name: p for program in programs for p in program.params if p.name not in public and p.mode != "in"
+    }
+    return tuple(with_fields(p, mode="out") for p in found.values())
+
+
+def regions(graph: Graph, stored: frozenset[str], remarks: Remarks) -> tuple[Graph, tuple[Region, ...]]:
+    """The launches of a grouping, in an order that respects what they read, and the graph with the axes they use."""
+    inliner = Inliner(graph, stored)
+    kept = [d for d in graph.definitions if d.name in stored or d.target is not None]
+    supports = {d.name: d for d in kept if d.target is None and _support(d.value) is not None}
+    expanded = [inliner.definition(d) for d in kept]
+    values = [_with_support(d.value, supports, inliner) for d in expanded]
+    values = normalize(simplify(values), remarks)
+    roots = [with_fields(d, value=v) for d, v in zip(expanded, values, strict=True)]
+    names = {**{v: n for n, v in inliner.expanded.items()}, **dict(graph.names)}
+    hints = tuple((n, names[n]) for n in walk(values) if n in names)
+    groups = _merge_siblings(roots)
+    out = tuple(Region("_".join(d.name for d in g), tuple(g), hints) for g in groups)
+    return with_fields(graph, axes=inliner.axes), out
+
+
+def _support(value: Node) -> tuple[Node, Node] | None:
+    """`where(P, x, 0)`: the value that an absent element leaves when it is stored."""
+    match value:
+        case Apply(op="where", operands=(p, x, Const(value=z))) if z == 0 and not isinstance(z, bool):
+            return p, x
+    return None
+
+
+def _with_support(value: Node, supports: dict[str, Definition], inliner: Inliner) -> Node:
+    """A read of a stored tensor that is 0 outside a predicate says so, for the sums that use it: they then skip those
+    elements, whatever the other factor holds there. Reads elsewhere stay as they are."""
+
+    def supported(n: Node) -> Node | None:
+        if not isinstance(n, Read) or n.tensor not in supports:
+            return None
+        d = supports[n.tensor]
+        found = _support(d.value)
+        assert found is not None
+        predicate = inliner.at(inliner.value(found[0]), dict(zip(d.axes, n.indices, strict=True)))
+        return apply("where", predicate, n, const(0, n.dtype))
+
+    def in_sums(n: Node) -> Node | None:
+        if isinstance(n, Reduce) and n.fn == "sum":
+            body = replace([n.body], lambda x: supported(x) or (x if isinstance(x, Reduce) else None))[0]
+            return None if body is n.body else replace([n], {n.body: body}.get)[0]
+        return None
+
+    return replace([value], in_sums)[0]
+
+
+def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:
+    """Roots that share a reduction and do not read one another run in one launch."""
+    groups: list[list[Definition]] = []
+    for d in roots:
+        mine = set(reductions([d.value]))
+        home = next((g for g in groups if _can_join(d, mine, g)), None)
+        if home is None:
+            groups.append([d])
+        else:
+            home.append(d)
+    return groups
+
+
+def _can_join(d: Definition, mine: set[Reduce], group: list[Definition]) -> bool:
+    if d.target is not None or any(x.target is not None for x in group):
+        return False
+    names = {x.name for x in group}
+    reads = {n.tensor for n in walk([d.value]) if isinstance(n, Read)}
+    shared = any(mine & set(reductions([x.value])) for x in group)
+    return shared and not names & reads and _compatible(d, group)
+
+
+def _compatible(d: Definition, group: Iterable[Definition]) -> bool:
+    """One root's axes contain the other's, so that one grid serves both."""
+    return all(set(d.axes) <= set(x.axes) or set(x.axes) <= set(d.axes) for x in group)

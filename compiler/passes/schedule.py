@@ -1,0 +1,194 @@
+"""schedule: where each axis of a region goes and how it is cut (DESIGN 4.5).
+
+Roles follow from the index structure alone, so that no kernel needs to be known by name:
+- grid: an axis of every root that no reduction of the region runs over;
+- whole: an axis inside a loop that a tile must have in one piece: the reduced axis of a reduction inside another one's
+  loop, and an axis of a root that some state of the same cascade lacks;
+- the rest are serial loops: reduced axes, and axes of roots that are reduced as well.
+A grid axis is cut into tiles where an operand of a contraction has it for itself; other grid axes are one index a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..region import AxisPlan, Region, contraction, reductions
+from ..remarks import Remarks
+from ..schedule import Schedule
+from ..target import Target
+from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Node, Read, Reduce, walk
+
+WHOLE_LIMIT = 512
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Default tile sizes of a target, by what the axis is for.
+
+    row, column, inner: a contraction's output rows and columns and its reduced axis; query, key: rows and loop axis of a
+    cascade around a contraction; line, lines: the loop axis and the grid axis of row reductions; flat: elementwise.
+    """
+
+    row: int
+    column: int
+    inner: int
+    query: int
+    key: int
+    line: int
+    lines: int
+    flat: int
+
+
+CPU_TILES = TileSizes(row=64, column=128, inner=256, query=64, key=128, line=1024, lines=4, flat=1024)
+CUDA_TILES = TileSizes(row=64, column=64, inner=16, query=32, key=32, line=256, lines=4, flat=1024)
+
+
+def tile_sizes(target: Target) -> TileSizes:
+    return CUDA_TILES if target.is_cuda else CPU_TILES
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The structure that a plan is made from."""
+
+    grid: tuple[str, ...]
+    whole: tuple[str, ...]
+    reduced: tuple[str, ...]
+    serial: tuple[str, ...]
+    tiled: tuple[str, ...]
+    contraction_inside: bool
+    contraction_outside: bool
+
+
+def axis_plan(
+    graph: Graph,
+    region: Region,
+    schedule: Schedule,
+    target: Target,
+    sizes: Mapping[str, int],
+    remarks: Remarks,
+) -> AxisPlan:
+    """The plan of one region: the schedule's tile sizes where it states them, the target's defaults elsewhere."""
+    roles = axis_roles(graph, region, sizes)
+    default = _default_tiles(roles, tile_sizes(target))
+    tiles: list[tuple[str, int | None]] = []
+    for axis in (*roles.grid, *roles.whole, *roles.reduced, *roles.serial):
+        stated = schedule.tile(region.name, axis)
+        size = default.get(axis) if stated is None else (stated if stated > 1 else None)
+        if axis in roles.whole:
+            size = max(1, axis_size(graph, axis, sizes) or 1)
+        tiles.append((axis, size))
+    shown = ", ".join(f"{a} by {n}" if n else f"{a} by 1" for a, n in tiles)
+    remarks.add(
+        "applied", "schedule", "tiles", f"{region.name}: grid {', '.join(roles.grid) or 'none'}; tiles {shown}",
+        region.roots[0].span,
+    )  # fmt: skip
+    return AxisPlan(roles.grid, roles.whole, tuple(dict(tiles).items()))
+
+
+def axis_roles(graph: Graph, region: Region, sizes: Mapping[str, int]) -> Roles:
+    reds = reductions(region.values)
+    bound = {a for r in reds for a in r.bound}
+    root_axes = [frozenset(d.axes) for d in region.roots]
+    everywhere = frozenset.intersection(*root_axes)
+    inner = [r for r in reds if r.axes & bound]
+    outer = [r for r in reds if not r.axes & bound]
+    small = {
+        a for a in graph.axes if (axis_size(graph, a, sizes) or 0) <= WHOLE_LIMIT and _static_able(graph, a)
+    }
+    lacking = _lacking(outer)
+    whole = {a for r in inner for a in r.bound if a in small and not any(a in o.bound for o in outer)}
+    whole |= {
+        a
+        for axes in root_axes
+        for a in axes
+        if a in small and a not in bound and (a in lacking or a not in everywhere)
+    }
+    order = _in_order(graph)
+    grid = order(a for a in everywhere if a not in bound and a not in whole)
+    reduced = order(a for a in bound if a not in whole)
+    serial = order(a for axes in root_axes for a in axes if a not in {*grid, *whole, *reduced})
+    tiled, inside, outside = _tiled(region, outer, grid)
+    return Roles(grid, order(whole), reduced, serial, tiled, inside, outside)
+
+
+def _in_order(graph: Graph) -> Callable[[Iterable[str]], tuple[str, ...]]:
+    """Axes in the graph's order: never in the order of a set, which differs between processes."""
+
+    def order(axes: Iterable[str]) -> tuple[str, ...]:
+        wanted = set(axes)
+        return tuple(a for a in graph.axes if a in wanted)
+
+    return order
+
+
+def axis_size(graph: Graph, axis: str, sizes: Mapping[str, int]) -> int | None:
+    """The extent of an axis where it is a literal or one extent of known size."""
+    match graph.axes[axis]:
+        case Const(value=v):
+            return int(v)
+        case Extent(name=n):
+            return sizes.get(n)
+    return None
+
+
+def _static_able(graph: Graph, axis: str) -> bool:
+    return isinstance(graph.axes[axis], Const | Extent)
+
+
+def _lacking(outer: list[Reduce]) -> frozenset[str]:
+    """Axes that one reduction over a set has and another over the same set lacks."""
+    found: Axes = frozenset()
+    for r in outer:
+        for s in outer:
+            if r.bound == s.bound:
+                found |= r.axes - s.axes
+    return found
+
+
+def _tiled(region: Region, outer: list[Reduce], grid: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
+    """Grid axes to cut into tiles: the last private one of each operand of a contraction, else the last grid axis."""
+    tiled: list[str] = []
+    inside = outside = False
+    for r in reductions(region.values):
+        split = contraction(r.body, frozenset(r.bound)) if r.fn == "sum" else None
+        if split is None:
+            continue
+        inside |= r not in outer
+        outside |= r in outer
+        a, b = (frozenset().union(*(f.axes for f in side)) for side in split)
+        for mine, other in ((a, b), (b, a)):
+            private = [x for x in grid if x in mine - other and not _in_index_arithmetic(region.values, x)]
+            tiled += [x for x in private[-1:] if x not in tiled]
+    if not tiled and grid:
+        tiled = [next((x for x in reversed(grid) if not _in_index_arithmetic(region.values, x)), grid[-1])]
+    return tuple(tiled), inside, outside
+
+
+def _in_index_arithmetic(values: list[Node], axis: str) -> bool:
+    """Does the axis occur in a subscript through a division (a shared head, a page)? One index a task keeps that scalar."""
+    return any(
+        axis in x.axes and isinstance(x, Apply) and x.op in ("floordiv", "mod")
+        for n in walk(values)
+        if isinstance(n, Read)
+        for i in n.indices
+        for x in walk([i])
+    )
+
+
+def _default_tiles(roles: Roles, s: TileSizes) -> dict[str, int | None]:
+    out: dict[str, int | None] = dict.fromkeys(roles.grid)
+    loops = (*roles.reduced, *roles.serial)
+    if roles.contraction_inside:
+        out.update(dict.fromkeys(roles.tiled, s.query))
+        out.update(dict.fromkeys(loops, s.key))
+    elif roles.contraction_outside:
+        out.update(zip(roles.tiled, [s.row] + [s.column] * len(roles.tiled), strict=False))
+        out.update(dict.fromkeys(loops, s.inner))
+    elif loops:
+        out.update(dict.fromkeys(roles.tiled, s.lines))
+        out.update(dict.fromkeys(loops, s.line))
+    else:
+        out.update(dict.fromkeys(roles.tiled, s.flat))
+    return out

@@ -1,0 +1,143 @@
+"""The pipeline on one screen: syntax -> tensor -> canonicalize -> fuse (derive inside) -> schedule -> tile -> source.
+
+`compile_kernel` keeps every stage in one record; show, explain, test and edit work on that record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..dsl.syntax import ProgramKernel
+from ..dsl.types import DType
+from .cascade import Cascade
+from .codegen import cpu, simt
+from .cost import Cost, Prediction
+from .elaborate import elaborate
+from .options import Options
+from .passes.canonicalize import canonicalize
+from .passes.fuse import Fused, Ledger, fuse
+from .region import AxisPlan, Region
+from .remarks import Remark, Remarks
+from .schedule import Schedule, print_schedule
+from .target import Target
+from .tensor_ir import Extent, Graph, walk
+from .tensor_text import print_graph
+from .tile_ir import TileModule
+from .tile_text import print_module
+from .verify import verify_graph, verify_module
+
+STAGES = ("syntax", "tensor", "canonicalize", "fuse", "schedule", "tile", "source")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Everything about one kernel compiled for one target: the graph as written and as canonicalised, the launches with
+    their cascades, the decisions, the schedule, the tile module and the generated source.
+
+    `sizes` are the extents the decisions were predicted for; `statics` those whose value is compiled in.
+    """
+
+    kernel: ProgramKernel
+    options: Options
+    target: Target
+    written: Graph
+    graph: Graph
+    regions: tuple[Region, ...]
+    plans: tuple[AxisPlan, ...]
+    cascades: tuple[tuple[Cascade, ...], ...]
+    ledger: Ledger
+    schedule: Schedule
+    module: TileModule
+    source: str
+    cost: Cost
+    prediction: Prediction
+    remarks: tuple[Remark, ...]
+    sizes: dict[str, int]
+    statics: dict[str, int]
+    snapshots: dict[str, str] = field(default_factory=dict)
+
+
+def front(kernel: ProgramKernel, dtypes: Mapping[str, DType] | None, remarks: Remarks) -> tuple[Graph, Graph]:
+    """Text to verified tensor IR: as written, and canonical."""
+    written = elaborate(kernel, dtypes)
+    graph = canonicalize(written, remarks)
+    verify_graph(graph, "canonicalize")
+    return written, graph
+
+
+def compile_kernel(
+    kernel: ProgramKernel,
+    target: Target,
+    sizes: Mapping[str, int],
+    *,
+    dtypes: Mapping[str, DType] | None = None,
+    options: Options | None = None,
+    schedule: Schedule | None = None,
+) -> Compilation:
+    """Compile one kernel. `sizes` gives every extent: the decisions are predicted for them, and extents of whole axes are
+    compiled in (`statics`); all others stay run-time values. Raises `TileError` for what the text, the schedule or the
+    target does not allow."""
+    options = options or Options()
+    remarks = Remarks()
+    written, graph = front(kernel, dtypes, remarks)
+    plain = schedule or Schedule(
+        kernel.kernel.name.name, kernel.kernel.name.name, target.name, options.fuse, options.keep
+    )
+    fused, ledger = fuse(graph, plain, target, sizes, remarks)
+    verify_module(fused.module, "lower")
+    stated = final_schedule(plain, fused)
+    source = (simt if target.is_cuda else cpu).generate(fused.module, target)
+    statics = {e: n for p in fused.module.programs for e, n in p.statics}
+    snapshots = {
+        "tensor": print_graph(written),
+        "canonicalize": print_graph(graph),
+        "fuse": print_regions(fused),
+        "schedule": print_schedule(stated),
+        "tile": print_module(fused.module),
+        "source": source,
+    }
+    return Compilation(
+        kernel=kernel, options=options, target=target, written=written, graph=fused.graph, regions=fused.regions,
+        plans=fused.plans, cascades=fused.cascades, ledger=ledger, schedule=stated, module=fused.module, source=source,
+        cost=fused.cost, prediction=fused.prediction, remarks=tuple(remarks.items), sizes=dict(sizes), statics=statics,
+        snapshots=snapshots,
+    )  # fmt: skip
+
+
+def final_schedule(asked: Schedule, fused: Fused) -> Schedule:
+    """The schedule with every choice filled in, as it could be given back."""
+    several = len(fused.regions) > 1
+    tiles: list[tuple[str, int]] = []
+    for region, plan in zip(fused.regions, fused.plans, strict=True):
+        for axis, size in plan.tiles:
+            if axis not in plan.whole:
+                tiles.append((f"{region.name}.{axis}" if several else axis, size or 0))
+    static = tuple(dict.fromkeys(a for p in fused.plans for a in p.whole))
+    public = {*fused.graph.outputs, *fused.graph.tensors}
+    kept = tuple(d.name for d in fused.graph.definitions if d.name in fused.stored and d.name not in public)
+    keep = kept if asked.fuse != "none" else ()
+    return replace(
+        asked,
+        fuse=asked.fuse if asked.fuse != "auto" else "all",
+        keep=keep,
+        static=static,
+        tiles=tuple(tiles),
+    )
+
+
+def print_regions(fused: Fused) -> str:
+    """The launches as tensor IR: what each stores, with its producers inlined."""
+    parts = []
+    for region in fused.regions:
+        names = {d.name for d in region.roots}
+        outputs = {n: t for n, t in fused.graph.outputs.items() if n in names}
+        part = replace(fused.graph, name=region.name, definitions=region.roots, outputs=outputs, checks=())
+        parts.append(print_graph(part))
+    return "\n".join(parts)
+
+
+def static_extents(graph: Graph, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The extents that the sizes of these axes are made of."""
+    names = {n.name for a in axes for n in walk([graph.axes[a]]) if isinstance(n, Extent)}
+    return tuple(e for e in graph.extents if e in names)
