@@ -185,8 +185,15 @@ def _header(p: TileProgram) -> Iterator[str]:
         yield f"role {role.name} = {role.warpgroups} warpgroups, {role.registers} registers"
     for ring in p.rings:
         yield f"ring {ring.name} = {', '.join(ring.loads)} by {ring.stages}"
-    if p.attributes:
-        yield "attributes" + _attributes(p.attributes)
+    yield from _program_attributes(p.attributes)
+
+
+def _program_attributes(attributes: tuple[Attribute, ...]) -> list[str]:
+    items = [print_attribute(a) for a in attributes]
+    line = " ".join(["attributes", *items])
+    if not items or len(line) <= WIDTH:
+        return [line] if items else []
+    return ["attributes", *_indent(items)]
 
 
 def _attributes(attributes: tuple[Attribute, ...]) -> str:
@@ -200,7 +207,9 @@ def _body(body: tuple[Stmt, ...]) -> list[str]:
 def _statement(s: Stmt) -> list[str]:
     match s:
         case Let():
-            return [f"{s.name}: {print_type(s.type)} = {print_expression(s.value)}{_attributes(s.attributes)}"]
+            return [
+                f"{s.name}: {print_type(s.type)} = {print_expression(s.value)}{_attributes(s.attributes)}"
+            ]
         case Store():
             ix = ", ".join(map(print_expression, s.subscripts))
             sign = "=" if s.mode == "set" else "+="
@@ -306,7 +315,9 @@ class _ModuleReader(Reader[Expr]):
         close = [k for k in self.kinds if k.lower() == name.lower() or k.rstrip("0123456789") == name]
         if close:
             return f"did you mean `{close[0]}`?"
-        return "declare it before its use: a value above, an axis in `for` or `whole`, or an extent in `extents`"
+        return (
+            "declare it before its use: a value above, an axis in `for` or `whole`, or an extent in `extents`"
+        )
 
     def constant(self, value: int | float | bool, dtype: DType) -> Expr:
         return Const(value, dtype)

@@ -247,7 +247,9 @@ def steps(e: Expr, bound: bool = False) -> tuple[Step, ...]:
     while stack:
         top, ready, over = stack.pop()
         if ready or isinstance(top, Guard | Unguard | First):
-            out.append(First(top.axis) if bound and isinstance(top, AxisIndex) and top.axis not in over else top)
+            out.append(
+                First(top.axis) if bound and isinstance(top, AxisIndex) and top.axis not in over else top
+            )
             continue
         stack.append((top, True, over))
         inner = over | frozenset(top.over) if isinstance(top, Reduce | Dot) else over
@@ -364,10 +366,20 @@ class _Run:
         for c in loop.carries:
             self.values[c.name] = self.typed(c.init, c.type)
         for _ in self.tiles(loop.axis, loop.reverse):
-            if self.skip and any(not self.value(d).data.any() for d in loop.domain):
+            domain = [self.value(d).data for d in loop.domain]
+            if self.skip and any(not d.any() for d in domain):
                 continue
+            if any(a.name == "full" for a in loop.attributes):
+                self.check_full(loop, all(bool(d.all()) for d in domain))
             self.body(loop.body)
             self.values.update(self.yields(loop.carries, loop.yields))
+
+    def check_full(self, loop: For, holds: bool) -> None:
+        """What `@full` claims of this tile."""
+        size, axis = loop.axis.tile or 1, loop.axis.name
+        if self.lanes[axis].size != size or not holds:
+            where = f"the tile of {axis} at {self.first[axis]}"
+            raise TileFault(f"{self.program.name}: {where} is partial, but its loop is marked @full")
 
     def yields(self, carries: tuple[Carry, ...], yields: tuple[Expr, ...]) -> dict[str, Tile]:
         return {c.name: self.typed(y, c.type) for c, y in zip(carries, yields, strict=True)}
@@ -477,7 +489,9 @@ class _Run:
         axes, index, exists = self.place(e.tensor, e.subscripts, at, guard)
         shape = np.broadcast_shapes(*(i.shape for i in index))
         if memory.data.size == 0 and 0 not in shape:
-            return Tile(axes, np.zeros(shape, memory.data.dtype))  # lanes that a guard or a clamp leaves without meaning
+            return Tile(
+                axes, np.zeros(shape, memory.data.dtype)
+            )  # lanes that a guard or a clamp leaves without meaning
         where = window(index)
         matters = exists if guard is None else exists & self.over(guard, axes)
         if memory.written is not None and not (memory.written[where].reshape(shape) | ~matters).all():
@@ -511,9 +525,7 @@ class _Run:
         if memory.written is not None:
             memory.written[where] = True
 
-    def gathered(
-        self, s: Store, where: tuple[Array, ...], data: Array
-    ) -> tuple[tuple[Array, ...], Array]:
+    def gathered(self, s: Store, where: tuple[Array, ...], data: Array) -> tuple[tuple[Array, ...], Array]:
         """Targets named once each: values added to the same target are summed first, setting one twice raises."""
         shape = self.memory[s.tensor].data.shape
         offsets, back = np.unique(np.ravel_multi_index(where, shape), return_inverse=True)
