@@ -72,25 +72,36 @@ class TileError(Exception):
         super().__init__("\n".join(d.render() for d in diagnostics))
 
 
+MAX_SHOWN = 100
+
+
 @dataclass
 class Diagnostics:
-    """Collects findings of one text; `check` raises them together."""
+    """Collects findings of one text; `check` raises them together. The same finding counts once."""
 
-    found: list[Diagnostic] = field(default_factory=list)
+    found: dict[Diagnostic, None] = field(default_factory=dict)
 
     def error(
         self, code: str, message: str, span: Span | None, note: str | None = None, help: str | None = None
     ) -> None:
-        item = Diagnostic(code, message, span, note, help)
-        if item not in self.found:
-            self.found.append(item)
+        self.add(Diagnostic(code, message, span, note, help))
+
+    def add(self, *diagnostics: Diagnostic) -> None:
+        self.found.update(dict.fromkeys(diagnostics))
 
     def check(self) -> None:
-        """Raise `TileError` if anything was found, in text order."""
-        if self.found:
-            raise TileError(sorted(self.found, key=lambda d: (d.span.source.name, d.span.start) if d.span else ("", -1)))
+        """Raise `TileError` if anything was found, in text order; beyond the first `MAX_SHOWN`, only their number."""
+        if not self.found:
+            return
+        ordered = sorted(self.found, key=lambda d: (d.span.source.name, d.span.start) if d.span else ("", -1))
+        rest = len(ordered) - MAX_SHOWN
+        if rest > 0:
+            ordered[MAX_SHOWN:] = [Diagnostic("E0000", f"{rest} more errors are not shown", None)]
+        raise TileError(ordered)
 
 
-def refuse(code: str, message: str, span: Span | None, note: str | None = None, help: str | None = None) -> TileError:
+def refuse(
+    code: str, message: str, span: Span | None, note: str | None = None, help: str | None = None
+) -> TileError:
     """One diagnostic as an exception, for passes that stop at the first finding."""
     return TileError([Diagnostic(code, message, span, note, help)])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .diagnostics import Diagnostic
+from .diagnostics import Diagnostic, TileError, refuse
 from .foreign import FOREIGN_SIGNS
 from .source import Source, Span
 
@@ -19,6 +19,8 @@ MAX_FILE_CHARACTERS = 4_000_000
 MAX_NESTING = 200
 MAX_NAME_CHARACTERS = 200
 MAX_NUMBER_CHARACTERS = 400
+MAX_STATEMENT_TOKENS = 100_000
+MAX_PROBLEMS = 100
 
 KEYWORDS = frozenset({"import", "fn", "kernel", "require", "example", "return", "inout"})
 KEYWORDS |= frozenset({"in", "and", "or", "not", "true", "false", "inf"})
@@ -183,80 +185,104 @@ def _short(text: str) -> str:
 
 
 def tokens(source: Source) -> list[Token]:
-    """The tokens that the grammar reads. An opening bracket without its partner, and the reverse, become BAD."""
-    out: list[Token] = []
-    open_at: list[int] = []
+    """The tokens that the grammar reads; an opening bracket without its partner, and the reverse, become BAD.
+
+    Raises `TileError` where a bound is passed: nesting, size of a statement, number of problems.
+    """
+    stream = _Stream()
     for token in scan(source):
-        match token.type:
-            case "COMMENT":
-                continue
-            case "NEWLINE":
-                if _ends_statement(out, open_at):
-                    out.append(token)
-                continue
-            case "FN" | "KERNEL" | "IMPORT" if _at_line_start(out, token):
-                _close_all(out, open_at)
-                if out and out[-1].type != "NEWLINE":
-                    out.append(Token("NEWLINE", "\n", Span(source, token.span.start, token.span.start)))
-            case "ARROW" | "LBRACE" | "RBRACE" if out and out[-1].type == "NEWLINE":
-                out.pop()
-        out.append(token)
-        if token.text in OPENERS and token.type != "BAD":
-            open_at.append(len(out) - 1)
-            if len(open_at) > MAX_NESTING:
-                out[-1] = _bad(
-                    token.span,
-                    "E0007",
-                    f"brackets are nested more than {MAX_NESTING} deep",
-                    help="name inner parts with statements of their own",
-                )
-                return out
-        elif token.text in CLOSERS and token.type != "BAD":
-            _close(out, open_at)
-    _close_all(out, open_at)
-    if out and out[-1].type == "NEWLINE":
-        out.pop()
-    return out
+        stream.add(token)
+    stream.close_all()
+    if stream.out and stream.out[-1].type == "NEWLINE":
+        stream.out.pop()
+    return stream.out
 
 
-def _ends_statement(out: list[Token], open_at: list[int]) -> bool:
-    if not out or out[-1].type == "NEWLINE" or out[-1].text in CONTINUES or out[-1].text == "{":
-        return False
-    return not open_at or out[open_at[-1]].text == "{"
+@dataclass
+class _Stream:
+    """The tokens so far, and the places in them of brackets that are still open."""
 
+    out: list[Token] = field(default_factory=list)
+    open_at: list[int] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
+    size: int = 0
+    signs: int = 0
 
-def _at_line_start(out: list[Token], token: Token) -> bool:
-    if not out or out[-1].text == "}":
-        return True
-    text = token.span.source.text
-    return not text[text.rfind("\n", 0, token.span.start) + 1 : token.span.start].strip()
+    def add(self, token: Token) -> None:
+        if token.type == "COMMENT" or (token.type == "NEWLINE" and not self._ends_statement()):
+            return
+        if token.type in ("FN", "KERNEL", "IMPORT") and self._at_line_start(token):
+            self.close_all()
+            if self.out and self.out[-1].type != "NEWLINE":
+                start = token.span.start
+                self.out.append(Token("NEWLINE", "", Span(token.span.source, start, start)))
+        elif token.type in ("ARROW", "LBRACE", "RBRACE") and self.out and self.out[-1].type == "NEWLINE":
+            self.out.pop()
+        self.out.append(token)
+        self._bound(token)
+        if token.type in ("LPAR", "LSQB", "LBRACE"):
+            self.open_at.append(len(self.out) - 1)
+        elif token.type in ("RPAR", "RSQB", "RBRACE"):
+            self._close(token)
 
+    def _ends_statement(self) -> bool:
+        if not self.out or self.out[-1].type in ("NEWLINE", "LBRACE") or self.out[-1].text in CONTINUES:
+            return False
+        return not self.open_at or self.out[self.open_at[-1]].type == "LBRACE"
 
-def _close(out: list[Token], open_at: list[int]) -> None:
-    """Pair the closing bracket that was just added; brackets left open inside the pair are BAD."""
-    token = out[-1]
-    partner = CLOSERS[token.text]
-    if not any(out[i].text == partner for i in open_at):
-        out[-1] = _bad(
-            token.span,
-            "E0006",
-            f"`{token.text}` closes no bracket",
-            help=f"delete it, or add the `{partner}` that it should close",
+    def _at_line_start(self, token: Token) -> bool:
+        if not self.out or self.out[-1].type == "RBRACE":
+            return True
+        text = token.span.source.text
+        return not text[text.rfind("\n", 0, token.span.start) + 1 : token.span.start].strip()
+
+    def _bound(self, token: Token) -> None:
+        """Refuse what is too large to go on with."""
+        self.size = 0 if token.type == "NEWLINE" else self.size + 1
+        self.signs = self.signs + 1 if token.type in ("MINUS", "NOT") else 0
+        if token.problem is not None:
+            self.problems.append(token.problem)
+            if len(self.problems) == MAX_PROBLEMS:
+                raise TileError(self.problems)
+        if len(self.open_at) >= MAX_NESTING or self.signs > MAX_NESTING:
+            what = (
+                "`-` and `not` stand in a row"
+                if self.signs > MAX_NESTING
+                else "brackets stand inside each other"
+            )
+            raise refuse(
+                "E0007",
+                f"more than {MAX_NESTING} {what}",
+                token.span,
+                help="name inner parts with statements of their own",
+            )
+        if self.size > MAX_STATEMENT_TOKENS:
+            raise refuse(
+                "E0010",
+                f"a statement of more than {MAX_STATEMENT_TOKENS} words and signs",
+                token.span,
+                help="name parts of it with statements of their own",
+            )
+
+    def _close(self, token: Token) -> None:
+        """Pair the closing bracket that was just added; brackets left open inside the pair are BAD."""
+        partner = CLOSERS[token.text]
+        if not any(self.out[i].text == partner for i in self.open_at):
+            help = f"delete it, or add the `{partner}` that it should close"
+            self.out[-1] = _bad(token.span, "E0006", f"`{token.text}` closes no bracket", help=help)
+            return
+        while self.out[self.open_at[-1]].text != partner:
+            self._never_closed()
+        self.open_at.pop()
+
+    def close_all(self) -> None:
+        while self.open_at:
+            self._never_closed()
+
+    def _never_closed(self) -> None:
+        index = self.open_at.pop()
+        token = self.out[index]
+        closer = OPENERS[token.text]
+        self.out[index] = _bad(
+            token.span, "E0006", f"`{token.text}` is never closed", help=f"add the missing `{closer}`"
         )
-        return
-    while out[open_at[-1]].text != partner:
-        _never_closed(out, open_at.pop())
-    open_at.pop()
-
-
-def _close_all(out: list[Token], open_at: list[int]) -> None:
-    while open_at:
-        _never_closed(out, open_at.pop())
-
-
-def _never_closed(out: list[Token], index: int) -> None:
-    token = out[index]
-    closer = OPENERS[token.text]
-    out[index] = _bad(
-        token.span, "E0006", f"`{token.text}` is never closed", help=f"add the missing `{closer}`"
-    )

@@ -37,8 +37,7 @@ def _program(source: Source) -> s.Program:
     found.check()
     program = _merge(files.in_order, found)
     found.check()
-    check(program)
-    return program
+    return check(program)
 
 
 @cache
@@ -125,7 +124,7 @@ class _Files:
                 self._open(stack, _read(path, wanted.span))
             except TileError as reason:
                 self.done.add(key)
-                self.found.found.extend(reason.diagnostics)
+                self.found.add(*reason.diagnostics)
 
     def _open(self, stack: list[tuple[Path, s.File, Iterator[s.Import]]], source: Source) -> None:
         file = parse_file(source)
@@ -145,7 +144,7 @@ def _merge(files: list[s.File], found: Diagnostics) -> s.Program:
         kind = "fn" if isinstance(item, s.Fn) else "schedule" if _is_schedule(item) else "kernel"
         first = seen.setdefault((kind, item.name.name), item.name)
         if first is not item.name:
-            found.found.append(_clash(kind, item.name, first))
+            found.add(_clash(kind, item.name, first))
         match item:
             case s.Fn():
                 program.fns[item.name.name] = item

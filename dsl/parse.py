@@ -5,7 +5,7 @@ An error costs the statement it stands in, not the file: the statement is report
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from .lex import MAX_FILE_CHARACTERS, Token, tokens
 from .parse_mistakes import Failure, explain
 from .source import Source, Span
 
-MAX_STATEMENT_TOKENS = 100_000
 MAX_ERRORS_PER_ITEM = 20
 # Words that begin an item only at the start of a line outside brackets, and are ordinary names elsewhere.
 VERBATIM = frozenset({"tile", "module", "schedule"})
@@ -121,7 +120,7 @@ def _parse(item: list[Token], start: str, found: Diagnostics) -> object:
         outcome = _attempt(item, start)
         if not isinstance(outcome, _Stop):
             return None if broken else outcome
-        found.found.extend(outcome.diagnostics)
+        found.add(*outcome.diagnostics)
         broken = True
         shorter = _without_statement(item, outcome.place)
         if shorter is None:
@@ -140,14 +139,12 @@ class _Stop:
 
 def _attempt(item: list[Token], start: str) -> object:
     parser = _lark().parse_interactive(start=start)
-    place = 0
-    size = 0
-    end = Token("$END", "", Span(item[-1].span.source, item[-1].span.end, item[-1].span.end))
+    last = item[-1].span
+    end = Token("$END", "", Span(last.source, last.end, last.end))
+    place = -1
     try:
-        for place, token in enumerate(item):
-            size = 0 if token.type == "NEWLINE" else size + 1
-            if size > MAX_STATEMENT_TOKENS:
-                return _Stop(place, [_too_long(token)])
+        for token in item:
+            place += 1
             parser.feed_token(cast(Any, token))
         place += 1
         return parser.feed_token(cast(Any, end))
@@ -158,46 +155,51 @@ def _attempt(item: list[Token], start: str) -> object:
         return _Stop(place, stop.diagnostics)
 
 
-def _too_long(token: Token) -> Diagnostic:
-    return Diagnostic(
-        "E0010",
-        f"a statement of more than {MAX_STATEMENT_TOKENS} words and signs",
-        token.span,
-        help="name inner parts with statements of their own",
-    )
-
-
 def _without_bad(item: list[Token], found: Diagnostics) -> tuple[list[Token], bool]:
-    """Report what the lexer found, and leave out the statements that hold it."""
-    bad = [t for t in item if t.problem is not None]
-    found.found.extend(t.problem for t in bad if t.problem is not None)
-    if not bad:
+    """Report what the lexer found, and leave out the statements that hold it; nothing is left if the heading does."""
+    problems = [t.problem for t in item if t.problem is not None]
+    if not problems:
         return item, False
-    while bad:
-        place = next((i for i, t in enumerate(item) if t is bad[0]), None)
-        shorter = item if place is None else _without_statement(item, place)
-        if shorter is None:
-            return [], True
-        item, bad = shorter, bad[1:]
-    return item, True
+    found.add(*problems)
+    heading, statements, tail = _split(item)
+    if any(t.problem for t in (*heading, *tail)):
+        return [], True
+    kept = [part for part in statements if not any(t.problem for t in part)]
+    return _joined(heading, kept, tail), True
 
 
-def _without_statement(item: Sequence[Token], place: int) -> list[Token] | None:
+def _without_statement(item: list[Token], place: int) -> list[Token] | None:
     """`item` without the statement around `place`; None if `place` is in no statement of the item's braces."""
-    body = next((i for i, t in enumerate(item) if t.type == "LBRACE"), len(item))
-    if place <= body or place >= len(item):
-        return None
-    lo = place
-    while lo > body + 1 and item[lo - 1].type != "NEWLINE":
-        lo -= 1
-    hi = place
-    while hi < len(item) and item[hi].type not in ("NEWLINE", "RBRACE"):
-        hi += 1
-    if hi == len(item) or (hi == lo == place and item[hi].type != "NEWLINE"):
-        return None
-    if item[hi].type == "NEWLINE":
-        return [*item[:lo], *item[hi + 1 :]]
-    return [*item[: lo - 1 if item[lo - 1].type == "NEWLINE" else lo], *item[hi:]]
+    heading, statements, tail = _split(item)
+    at = len(heading)
+    for i, part in enumerate(statements):
+        if part and at <= place <= at + len(part):
+            return _joined(heading, statements[:i] + statements[i + 1 :], tail)
+        at += len(part) + 1
+    return None
+
+
+def _split(item: list[Token]) -> tuple[list[Token], list[list[Token]], list[Token]]:
+    """The tokens up to `{`, those of each statement (their newlines left out), and the final `}`."""
+    body = next((i + 1 for i, t in enumerate(item) if t.type == "LBRACE"), len(item))
+    last = len(item) - 1 if body < len(item) and item[-1].type == "RBRACE" else len(item)
+    statements: list[list[Token]] = [[]]
+    for token in item[body:last]:
+        if token.type == "NEWLINE":
+            statements.append([])
+        else:
+            statements[-1].append(token)
+    return item[:body], statements, item[last:]
+
+
+def _joined(heading: list[Token], statements: list[list[Token]], tail: list[Token]) -> list[Token]:
+    out = list(heading)
+    for i, part in enumerate(statements):
+        if i:
+            before = part[0].span if part else out[-1].span
+            out.append(Token("NEWLINE", "", Span(before.source, before.start, before.start)))
+        out += part
+    return [*out, *tail]
 
 
 # ---------------------------------------------------------------- nodes

@@ -5,7 +5,9 @@ Spans do not take part in equality, so two texts that differ in layout only have
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
 from .source import Source, Span
 
@@ -172,6 +174,54 @@ class BracketCall(Node):
 
 
 Expr = Number | Boolean | Name | Subscript | Unary | Binary | Compare | Call | BracketCall
+
+T = TypeVar("T")
+
+
+def operands(expr: Expr) -> tuple[Expr, ...]:
+    """The expressions directly inside one, in text order: indices, ranges, predicate, arguments."""
+    match expr:
+        case Subscript():
+            return expr.indices
+        case Unary():
+            return (expr.operand,)
+        case Binary():
+            return (expr.left, expr.right)
+        case Compare():
+            return expr.operands
+        case Call():
+            return expr.arguments
+        case BracketCall():
+            ranges = tuple(b.extent for b in expr.bound if b.extent is not None)
+            return (*ranges, *((expr.predicate,) if expr.predicate is not None else ()), *expr.arguments)
+    return ()
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every expression of the trees, an outer one before its operands, in text order."""
+    waiting = list(reversed(roots))
+    while waiting:
+        expr = waiting.pop()
+        yield expr
+        waiting.extend(reversed(operands(expr)))
+
+
+def fold(root: Expr, visit: Callable[[Expr, list[T]], T]) -> T:
+    """The value of a tree from the inside out: `visit` gets an expression and the values of its `operands`."""
+    values: list[T] = []
+    waiting: list[tuple[Expr, bool]] = [(root, False)]
+    while waiting:
+        expr, ready = waiting.pop()
+        inner = operands(expr)
+        if inner and not ready:
+            waiting.append((expr, True))
+            waiting.extend((e, False) for e in reversed(inner))
+            continue
+        taken = values[len(values) - len(inner) :]
+        del values[len(values) - len(inner) :]
+        values.append(visit(expr, taken))
+    return values[0]
+
 
 # ---------------------------------------------------------------- items
 
