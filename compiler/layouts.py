@@ -321,7 +321,7 @@ class Persistent(Meaning):
 
 @dataclass(frozen=True)
 class Rings(Meaning):
-    """Positions in rings move on when a slot is acquired or at its "release"; kept as running counters, or slot and phase."""
+    """Positions in rings move on when a slot is acquired or at its "release"; kept as counters, or as slot and phase."""
 
     name = "rings"
     places = PROGRAM

@@ -8,7 +8,11 @@ value that is used more than once, or that a back end may want to place (loads, 
 Meaning that every back end shares:
 - Tiles align by axis name. A lane beyond an axis's extent does not exist: reductions and dots skip it, stores drop it.
 - `for` visits the tiles of [lo, hi) in order; carried names hold the current state in the body and the final state after.
-- A subscript that depends on a tensor's values is clamped to the extent.
+- A subscript that depends on a tensor's values is clamped to the extent; a store whose subscript is then outside is dropped.
+  Any other subscript lies inside the tensor on every lane that an enclosing `where`, `and`, `or` of the expression selects.
+- argmax and argmin over a tile axis give the global index, -1 for no lane.
+- Grids do not nest and stand in no loop. No iteration reads what another of the same grid writes. A store that adds needs an
+  element that was written before: programs initialise what they accumulate into.
 - `domain` of a loop: predicates such that a tile where one of them is false in all lanes contributes nothing (it may be
   skipped) and where all hold in all lanes the body's selects on them are no-ops (they may be folded).
 Whatever only says where or when (layouts, rings, roles, tier) never changes a value beyond rounding.
@@ -157,7 +161,9 @@ class Store:
 class LoopAxis:
     """`mt in M by 128 from LO to HI`: tile axis `name` over `extent`; `tile` None makes it a unit axis (one index a step).
 
-    `lo` and `hi` bound the visited indices; tiles start at multiples of `tile`, lanes outside [lo, hi) do not exist.
+    `lo` and `hi` bound the visited indices; tiles start at multiples of `tile`, lanes outside [lo, hi) do not exist, nor do
+    those outside [0, extent). In `extent`, `lo` and `hi` an outer tile axis stands for the first index of its current tile
+    (`to mt + 128`), unless a reduction in the bound takes it (`to max[mt](mt) + 1`).
     """
 
     name: str
