@@ -433,6 +433,7 @@ class _Kernel:
             outputs=d.outputs,
             checks=checks,
             example=example,
+            names=d.local_names,
         )
 
 

@@ -81,6 +81,7 @@ class Declared:
     outputs: dict[str, ir.Tensor] = field(default_factory=dict)
     definitions: dict[str, ir.Definition] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
+    local_names: dict[Node, str] = field(default_factory=dict)
 
     def shape_of(self, name: str) -> tuple[Node, ...] | None:
         """The shape of a tensor that can be read, None if it is unknown or was refused."""
@@ -453,6 +454,8 @@ class Expressions:
         for local in fn.locals:
             value = yield local.value, body
             body = replace(body, names={**body.names, local.name.name: value})
+            if value.node.args:
+                self.declared.local_names.setdefault(value.node, local.name.name)
         result = yield fn.result, body
         return result
 
