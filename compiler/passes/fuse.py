@@ -212,7 +212,8 @@ def build(
     for r, p in zip(parts, plans, strict=True):
         needed = {x.name for a in p.whole for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
         program, found = lower(graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks)
-        programs.append(program)
+        name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
+        programs.append(with_fields(program, name=name))
         cascades.append(found)
     module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))
     cost = module_cost(module, sizes)
@@ -235,7 +236,7 @@ def regions(graph: Graph, stored: frozenset[str], remarks: Remarks) -> tuple[Gra
     supports = {d.name: d for d in kept if d.target is None and _support(d.value) is not None}
     expanded = [inliner.definition(d) for d in kept]
     values = [_with_support(d.value, supports, inliner) for d in expanded]
-    values = normalize(simplify(values), remarks)
+    values = normalize(simplify(values), inliner.axes, remarks)
     roots = [with_fields(d, value=v) for d, v in zip(expanded, values, strict=True)]
     names = {**{v: n for n, v in inliner.expanded.items()}, **dict(graph.names)}
     hints = tuple((n, names[n]) for n in walk(values) if n in names)

@@ -169,7 +169,7 @@ class _Lowering:
         ]
         while pending:
             group = _one_pass(pending)
-            cascade, refused = derive(group, self.remarks)
+            cascade, _ = derive(group, self.remarks)  # a refused reduction stays pending, for a later loop
             self.cascade(frame, cascade)
             done = {s.reduction for s in cascade.states}
             pending = [n for n in pending if n not in done]
@@ -217,7 +217,7 @@ class _Lowering:
         return tile.Carry(name, self.type_of(s.reduction), tile.Fill(identity(s.reduction)))
 
     def edge(self, frame: _Frame, bounds: list[Node], fn: str, axis: str) -> Expr | None:
-        """A loop bound that holds for the whole tile: the least lower or greatest upper bound of its lanes, kept in the axis."""
+        """A loop bound for the whole tile: the least lower or greatest upper bound of its lanes, kept in the axis."""
         if not bounds:
             return None
         values: list[Expr] = []
@@ -285,6 +285,9 @@ class _Lowering:
         """
         over = tuple(a for a in bound if a not in self.plan.units)
         absorbed = absorbed or []
+        # a value free of a reduced axis counts once for each index of it: an always true predicate gives it the axis
+        present = g.axes.union(*(p.axes for p in predicates))
+        predicates = [*predicates, *(t.apply("le", t.const(0, DType.I64), t.index(a)) for a in over if a not in present)]
         split = contraction(g, frozenset(over), self.plan.units) if fn == "sum" else None
         if split is not None:
             a, b = (product(x) for x in split)
@@ -332,7 +335,7 @@ class _Lowering:
                 continue
             home = self.home(f, n)
             if ready:
-                self.finish(home, n)
+                self.finish(home, n, home is not f)
                 continue
             stack.append((f, n, True))
             if not isinstance(n, t.Reduce):
@@ -340,11 +343,12 @@ class _Lowering:
         found = frame.find(root)
         return found if found is not None else _known_leaf(root)
 
-    def finish(self, frame: _Frame, n: Node) -> None:
-        """Build one node whose arguments are done, and name it if it is worth a name."""
+    def finish(self, frame: _Frame, n: Node, invariant: bool) -> None:
+        """Build one node whose arguments are done, and name it if it is worth a name: read more than once, computed
+        outside the loop that reads it, or a statement of the user's."""
         e = self.build(frame, n)
         hint = self.hints.get(n)
-        shared = frame.uses.get(n, 0) > 1 or (hint is not None and bool(self.tile_axes(n.axes)))
+        shared = frame.uses.get(n, 0) > 1 or invariant or (hint is not None and bool(self.tile_axes(n.axes)))
         if shared and not isinstance(e, tile.Name) and not self.is_subscript(n):
             self.bind(frame, n, hint or _stem(n), e)
         else:
@@ -359,12 +363,21 @@ class _Lowering:
             case t.Read():
                 return tile.Load(n.tensor, tuple(arg(i) for i in n.indices))
             case t.Apply():
+                for a in n.operands:
+                    self.name_broadcast(frame, a, n)
                 return tile.Apply(n.op, tuple(arg(a) for a in n.operands))
             case t.Cast():
                 return tile.Cast(n.dtype, arg(n.operand))
             case t.Reduce():
                 return self.emit_partial(frame, self.partial(n.fn, n.bound, n.body, conjuncts(n.predicate)))
         raise TypeError(f"{type(n).__name__} has no place in a tile program")
+
+    def name_broadcast(self, frame: _Frame, a: Node, user: Node) -> None:
+        """Arithmetic on fewer axes than its user has is done once, not for each of the user's elements."""
+        e = frame.find(a)
+        fewer = set(self.tile_axes(a.axes)) < set(self.tile_axes(user.axes))
+        if isinstance(e, tile.Apply) and fewer and not self.is_subscript(a):
+            self.bind(self.home(frame, a), a, self.hints.get(a) or _stem(a), e)
 
     def bind(self, frame: _Frame, n: Node, stem: str, e: Expr) -> Expr:
         name = self.let(frame, stem, self.type_of(n), e, n.span)
@@ -416,7 +429,7 @@ class _Lowering:
         for v in values:
             counts[v] = counts.get(v, 0) + 1
         for n in self.below(frame, values):
-            for a in set(n.args):
+            for a in n.args:
                 counts[a] = counts.get(a, 0) + 1
         for n, count in counts.items():
             home = self.home(frame, n)

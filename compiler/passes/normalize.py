@@ -3,19 +3,22 @@ lower. Equal over the reals, not bit for bit: each use is a remark, and `fuse no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ...dsl.types import DType
 from ..remarks import Remarks
-from ..tensor_ir import Apply, Const, Node, Reduce, apply, const, reduce, rewrite
+from ..tensor_ir import Apply, Const, Node, Reduce, apply, const, rebuild, reduce, rename_axes, replace, rewrite
 
 
-def normalize(roots: list[Node], remarks: Remarks) -> list[Node]:
-    """Move factors and selects out of sums, wherever they are free of the summed set."""
+def normalize(roots: list[Node], axes: Mapping[str, Node], remarks: Remarks) -> list[Node]:
+    """Move factors and selects out of sums, wherever they are free of the summed set. `axes` gives the extents."""
 
     def rule(n: Node) -> Node:
+        if isinstance(n, Reduce):
+            n = aligned(n, axes)
         if not isinstance(n, Reduce) or n.fn != "sum":
             return n
-        out = _hoist(n)
+        out = count(n, axes) or _hoist(n)
         if out is not n:
             remarks.add(
                 "applied",
@@ -27,6 +30,19 @@ def normalize(roots: list[Node], remarks: Remarks) -> list[Node]:
         return out
 
     return rewrite(roots, rule)
+
+
+def aligned(n: Reduce, axes: Mapping[str, Node]) -> Node:
+    """sum_j f(max_i x_i) -> sum_j f(max_j x_j)   where max_i x_i is free of j and i and j have one extent"""
+
+    def rule(r: Node) -> Node | None:
+        if not isinstance(r, Reduce) or r.bound == n.bound or len(r.bound) != len(n.bound):
+            return None
+        if not _free(n, r) or any(axes[i] is not axes[j] for i, j in zip(r.bound, n.bound, strict=True)):
+            return None
+        return rename_axes(r, dict(zip(r.bound, n.bound, strict=True)))
+
+    return rebuild(n, tuple(replace(n.args, rule)))
 
 
 def _hoist(n: Reduce) -> Node:
@@ -49,6 +65,16 @@ def _free(n: Reduce, x: Node) -> bool:
 
 def _zero(x: Node) -> bool:
     return isinstance(x, Const) and not isinstance(x.value, bool) and x.value == 0
+
+
+def count(n: Reduce, axes: Mapping[str, Node]) -> Node | None:
+    """sum_j 1 -> extent of j"""
+    if n.predicate is not None or not isinstance(n.body, Const) or n.body.value != 1 or n.dtype is not DType.I64:
+        return None
+    out = axes[n.bound[0]]
+    for a in n.bound[1:]:
+        out = apply("mul", out, axes[a])
+    return out
 
 
 def factor_out(n: Reduce) -> Node | None:
