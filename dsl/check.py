@@ -98,6 +98,8 @@ def _check_body(fn: s.Fn, body: s.Expr, values: set[str], program: s.Program, fo
                 calls.check(expr)
                 _bound_in_fn(expr, brackets, values, found)
     known = {*values, "inf"}
+    reads = [part for part in s.walk(body) if isinstance(part, s.Subscript)]
+    known.update(part.name for read in reads for part in s.walk(read) if isinstance(part, s.Name))
     names = free_indices(body, {}, lambda n: {} if n.name in known else {(n.name, ""): n})
     for name in names.values():
         _unknown_in_fn(name, brackets, values, fn, found)

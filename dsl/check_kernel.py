@@ -405,7 +405,8 @@ class _Kernel:
     def _unbound(self, at: s.Name, statement: s.Statement) -> None:
         name = at.name
         if name in self.indices or _subscripts(statement.value, name):
-            left = ", ".join([*(i.span.text for i in statement.indices), name])
+            names = [i.name.name if isinstance(i, s.BoundIndex) else i.span.text for i in statement.indices]
+            left = ", ".join([*names, name])
             self.found.error(
                 "E0110",
                 f"the index `{name}` is neither on the left nor bound by a reduction",

@@ -24,8 +24,8 @@ FOREIGN_SIGNS: dict[str, tuple[str, str]] = {
     "/=": ("`/=` is not an operator here", "only `=` and `+=` exist"),
     "//=": ("`//=` is not an operator here", "only `=` and `+=` exist"),
     "%=": ("`%=` is not an operator here", "only `=` and `+=` exist"),
-    "=>": ("`=>` is not an operator here", "`at least` is written `>=`"),
-    "=<": ("`=<` is not an operator here", "`at most` is written `<=`"),
+    "=>": ("`=>` is not an operator here", "write `->` before outputs, `>=` for at least"),
+    "=<": ("`=<` is not an operator here", "write `<=` for at most"),
     "?": ("`?` is not an operator here", "a choice is written where(condition, a, b)"),
     "@": ("`@` is not an operator here", "a matrix product is written sum[k](a[m, k] * b[k, n])"),
     ";": ("`;` does not end statements", "a statement ends with its line; put the next on a new line"),
@@ -110,4 +110,51 @@ FOREIGN_DTYPES: dict[str, str] = {
     "uint8": "u8",
     "byte": "u8",
     "boolean": "bool",
+}
+
+_NO_LOOP = "there are no loops: an index on the left, o[m] = …, stands for every m; sum[n](…) runs over n"
+_NO_CHOICE = "a choice is a value: where(condition, a, b)"
+_NO_DECLARATION = "write name = …, or name[m] = … with indices; types follow from the operands"
+
+# Words that begin a statement elsewhere.
+CONTROL_WORDS: dict[str, str] = {
+    "for": _NO_LOOP,
+    "while": _NO_LOOP,
+    "do": _NO_LOOP,
+    "loop": _NO_LOOP,
+    "if": _NO_CHOICE,
+    "else": _NO_CHOICE,
+    "elif": _NO_CHOICE,
+    "switch": _NO_CHOICE,
+    "let": _NO_DECLARATION,
+    "var": _NO_DECLARATION,
+    "const": _NO_DECLARATION,
+    "float": _NO_DECLARATION,
+    "int": _NO_DECLARATION,
+    "auto": _NO_DECLARATION,
+    "f32": _NO_DECLARATION,
+    "f16": _NO_DECLARATION,
+    "i32": _NO_DECLARATION,
+    "def": "a `fn` is defined outside kernels",
+    "assert": "write require condition",
+    "print": "a kernel prints nothing; `tileloom run` shows its outputs",
+    "yield": "`yield` belongs to the tile form",
+    "store": "`store` belongs to the tile form; here write o[m] = …",
+    "load": "`load` belongs to the tile form; here write x[m]",
+}
+
+# Words that begin an item elsewhere.
+ITEM_WORDS: dict[str, str] = {
+    "def": "write fn f(x) = … for an expression with a name, kernel k(…) -> … { … } for a kernel",
+    "function": "write fn f(x) = …",
+    "func": "write fn f(x) = …",
+    "define": "write fn f(x) = …",
+    "from": 'write import "file.tile"',
+    "include": 'write import "file.tile"',
+    "use": 'write import "file.tile"',
+    "using": 'write import "file.tile"',
+    "class": "a file holds `import`, `fn`, `kernel` and `grad` items",
+    "require": "`require` stands between the braces of a kernel",
+    "example": "`example` stands between the braces of a kernel",
+    "return": "`return` stands between the braces of a `fn`",
 }

@@ -150,7 +150,7 @@ def _attempt(item: list[Token], start: str) -> object:
         return parser.feed_token(cast(Any, end))
     except UnexpectedToken as stop:
         expected = frozenset(stop.expected)
-        return _Stop(place, [explain(Failure(tuple(item[: place + 2]), end, place, expected))])
+        return _Stop(place, [explain(Failure(tuple(item), end, place, expected))])
     except TileError as stop:  # from a rule of _Build that the grammar cannot say
         return _Stop(place, stop.diagnostics)
 
@@ -162,44 +162,44 @@ def _without_bad(item: list[Token], found: Diagnostics) -> tuple[list[Token], bo
         return item, False
     found.add(*problems)
     heading, statements, tail = _split(item)
-    if any(t.problem for t in (*heading, *tail)):
+    bad = [part for part in statements if any(t.problem for t in part)]
+    if any(t.problem for t in (*heading, *tail)) or any(_returns(part) for part in bad):
         return [], True
-    kept = [part for part in statements if not any(t.problem for t in part)]
-    return _joined(heading, kept, tail), True
+    return _joined(heading, [part for part in statements if part not in bad], tail), True
 
 
 def _without_statement(item: list[Token], place: int) -> list[Token] | None:
-    """`item` without the statement around `place`; None if `place` is in no statement of the item's braces."""
+    """`item` without the statement around `place`; None if there is none, or the rest would miss its `return`."""
     heading, statements, tail = _split(item)
     at = len(heading)
     for i, part in enumerate(statements):
-        if part and at <= place <= at + len(part):
-            return _joined(heading, statements[:i] + statements[i + 1 :], tail)
-        at += len(part) + 1
+        if at <= place < at + len(part) or (place == at + len(part) and i == len(statements) - 1):
+            return None if _returns(part) else _joined(heading, statements[:i] + statements[i + 1 :], tail)
+        at += len(part)
     return None
 
 
+def _returns(part: list[Token]) -> bool:
+    return any(t.type == "RETURN" for t in part)
+
+
 def _split(item: list[Token]) -> tuple[list[Token], list[list[Token]], list[Token]]:
-    """The tokens up to `{`, those of each statement (their newlines left out), and the final `}`."""
+    """The tokens up to `{`, those of each statement with the newline that ends it, and the final `}`."""
     body = next((i + 1 for i, t in enumerate(item) if t.type == "LBRACE"), len(item))
     last = len(item) - 1 if body < len(item) and item[-1].type == "RBRACE" else len(item)
-    statements: list[list[Token]] = [[]]
-    for token in item[body:last]:
-        if token.type == "NEWLINE":
+    statements: list[list[Token]] = []
+    for i in range(body, last):
+        if i == body or item[i - 1].type == "NEWLINE":
             statements.append([])
-        else:
-            statements[-1].append(token)
+        statements[-1].append(item[i])
     return item[:body], statements, item[last:]
 
 
 def _joined(heading: list[Token], statements: list[list[Token]], tail: list[Token]) -> list[Token]:
-    out = list(heading)
-    for i, part in enumerate(statements):
-        if i:
-            before = part[0].span if part else out[-1].span
-            out.append(Token("NEWLINE", "", Span(before.source, before.start, before.start)))
-        out += part
-    return [*out, *tail]
+    body = [token for part in statements for token in part]
+    if body and body[-1].type == "NEWLINE":
+        body.pop()
+    return [*heading, *body, *tail]
 
 
 # ---------------------------------------------------------------- nodes
