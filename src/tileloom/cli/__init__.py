@@ -1,0 +1,1 @@
+"""The commands, one module each: `configure(parser)` states the arguments, `run(arguments)` answers the exit code."""

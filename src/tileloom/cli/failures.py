@@ -1,0 +1,50 @@
+"""What a user sees when something is refused: diagnostics, one sentence, an exit code; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..dsl.diagnostics import TileError
+from ..render import print_diagnostics
+
+FAILED, USAGE = 1, 2
+
+
+class CommandError(Exception):
+    """A refusal in words; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def usage(message: str) -> CommandError:
+    return CommandError(message, USAGE)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Around a call of a kernel: what it refuses about its arguments is the user's to read."""
+    try:
+        yield
+    except (ValueError, TypeError) as reason:
+        raise CommandError(str(reason)) from reason
+
+
+def reported(run: Callable[[Namespace], int], arguments: Namespace) -> int:
+    """Run a command; refusals become text on standard error (diagnostics as JSON on standard output with `--json`)."""
+    try:
+        return run(arguments)
+    except TileError as reason:
+        if getattr(arguments, "json", False):
+            print(json.dumps({"diagnostics": [d.as_json() for d in reason.diagnostics]}, indent=2))
+        else:
+            print_diagnostics(reason.diagnostics)
+        return FAILED
+    except CommandError as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return reason.code
