@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def derive(reductions: Sequence[Reduce], remarks: Remarks) -> tuple[Cascade, tup
             )
             continue
         joined = {s.reduction: s.name for s in states}
-        result = _state(red, names[red], joined)
+        result = _state(red, names[red], tuple(joined.items()))
         if isinstance(result, Refusal):
             refused.append(result)
             remarks.add("missed", "derive", "not-one-pass", f"{names[red]}: {result.reason}", red.span)
@@ -74,8 +75,10 @@ def _remark_state(s: State, remarks: Remarks) -> None:
         )  # fmt: skip
 
 
-def _state(red: Reduce, name: str, joined: dict[Node, str]) -> State | Refusal:
-    """The state for one reduction, given those already in the pass."""
+@lru_cache(maxsize=1024)
+def _state(red: Reduce, name: str, earlier: tuple[tuple[Node, str], ...]) -> State | Refusal:
+    """The state for one reduction, given those already in the pass. Memoised: groupings meet the same reductions again."""
+    joined = dict(earlier)
     upstream_nodes = [n for n in walk([red.body]) if n in joined]
     if red.fn not in CARRIED_REDUCTIONS:
         if upstream_nodes:

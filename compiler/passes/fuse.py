@@ -23,17 +23,12 @@ from ..remarks import Remarks
 from ..schedule import Schedule
 from ..target import Target
 from ..tensor_ir import (
-    Apply,
-    Const,
     Definition,
     Extent,
     Graph,
     Node,
     Read,
     Reduce,
-    apply,
-    const,
-    replace,
     walk,
 )
 from .canonicalize import simplify
@@ -205,7 +200,7 @@ def build(
     remarks: Remarks,
 ) -> Fused:
     """Inline what is not stored, group what is into regions, plan and lower each."""
-    graph, parts = regions(graph, stored, remarks)
+    graph, parts = regions(graph, stored, schedule.fuse != "none", remarks)
     plans = tuple(axis_plan(graph, r, schedule, target, sizes, remarks) for r in parts)
     programs: list[tile.TileProgram] = []
     cascades: list[tuple[Cascade, ...]] = []
@@ -229,50 +224,23 @@ def _scratch(graph: Graph, programs: list[tile.TileProgram]) -> tuple[tile.Param
     return tuple(with_fields(p, mode="out") for p in found.values())
 
 
-def regions(graph: Graph, stored: frozenset[str], remarks: Remarks) -> tuple[Graph, tuple[Region, ...]]:
-    """The launches of a grouping, in an order that respects what they read, and the graph with the axes they use."""
+def regions(graph: Graph, stored: frozenset[str], merge: bool, remarks: Remarks) -> tuple[Graph, tuple[Region, ...]]:
+    """The launches of a grouping, in an order that respects what they read, and the graph with the axes they use.
+
+    `merge`: roots that share reductions run in one launch; without it each stored tensor has a launch of its own.
+    """
     inliner = Inliner(graph, stored)
     kept = [d for d in graph.definitions if d.name in stored or d.target is not None]
-    supports = {d.name: d for d in kept if d.target is None and _support(d.value) is not None}
     expanded = [inliner.definition(d) for d in kept]
-    values = [_with_support(d.value, supports, inliner) for d in expanded]
-    values = normalize(simplify(values), inliner.axes, remarks)
-    roots = [with_fields(d, value=v) for d, v in zip(expanded, values, strict=True)]
-    names = {**{v: n for n, v in inliner.expanded.items()}, **dict(graph.names)}
-    hints = tuple((n, names[n]) for n in walk(values) if n in names)
-    groups = _merge_siblings(roots)
+    named = [(inliner.value(n), name) for n, name in graph.names.items()]
+    named += [(v, n) for n, v in inliner.expanded.items()]
+    together = [*(d.value for d in expanded), *(n for n, _ in named)]  # changed at once, so that names follow their nodes
+    values = normalize(simplify(together, inliner.axes), inliner.axes, remarks)
+    roots = [with_fields(d, value=v) for d, v in zip(expanded, values[: len(expanded)], strict=True)]
+    hints = tuple(zip(values[len(expanded) :], (name for _, name in named), strict=True))
+    groups = _merge_siblings(roots) if merge else [[d] for d in roots]
     out = tuple(Region("_".join(d.name for d in g), tuple(g), hints) for g in groups)
     return with_fields(graph, axes=inliner.axes), out
-
-
-def _support(value: Node) -> tuple[Node, Node] | None:
-    """`where(P, x, 0)`: the value that an absent element leaves when it is stored."""
-    match value:
-        case Apply(op="where", operands=(p, x, Const(value=z))) if z == 0 and not isinstance(z, bool):
-            return p, x
-    return None
-
-
-def _with_support(value: Node, supports: dict[str, Definition], inliner: Inliner) -> Node:
-    """A read of a stored tensor that is 0 outside a predicate says so, for the sums that use it: they then skip those
-    elements, whatever the other factor holds there. Reads elsewhere stay as they are."""
-
-    def supported(n: Node) -> Node | None:
-        if not isinstance(n, Read) or n.tensor not in supports:
-            return None
-        d = supports[n.tensor]
-        found = _support(d.value)
-        assert found is not None
-        predicate = inliner.at(inliner.value(found[0]), dict(zip(d.axes, n.indices, strict=True)))
-        return apply("where", predicate, n, const(0, n.dtype))
-
-    def in_sums(n: Node) -> Node | None:
-        if isinstance(n, Reduce) and n.fn == "sum":
-            body = replace([n.body], lambda x: supported(x) or (x if isinstance(x, Reduce) else None))[0]
-            return None if body is n.body else replace([n], {n.body: body}.get)[0]
-        return None
-
-    return replace([value], in_sums)[0]
 
 
 def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:

@@ -71,13 +71,10 @@ class _Lowering:
         self.graph, self.region, self.plan, self.statics, self.remarks = graph, region, plan, statics, remarks
         self.hints = dict(region.hints)
         self.order = {a: i for i, a in enumerate(graph.axes)}
-        self.taken = {
-            *graph.axes,
-            *graph.extents,
-            *graph.scalars,
-            *graph.tensors,
-            *(d.name for d in graph.definitions),
+        stored = {n.tensor for n in t.walk(region.values) if isinstance(n, t.Read)} | {
+            d.name for d in region.roots
         }
+        self.taken = {*graph.axes, *graph.extents, *graph.scalars, *graph.tensors, *stored}
         self.cascades: list[Cascade] = []
         self.state_sets: dict[Node, frozenset[Node]] = {}
 
@@ -180,11 +177,16 @@ class _Lowering:
     def cascade(self, frame: _Frame, c: Cascade) -> None:
         """One loop nest over the cascade's index set; its states are named values afterwards."""
         self.cascades.append(c)
-        names = {s.name: self.fresh(self.hints.get(s.reduction, s.name)) for s in c.states}
+        names = {s.name: self.state_name(s) for s in c.states}
         loops = [a for a in c.bound if a not in self.plan.whole]
         self.cascade_loop(frame, c, names, loops)
         for s in c.states:
             frame.memo[s.reduction] = tile.Name(names[s.name])
+
+    def state_name(self, s: State) -> str:
+        """The user's name for the reduction where there is one and it is free."""
+        hint = self.hints.get(s.reduction, s.name)
+        return self.fresh(f"{hint}_{s.reduction.fn}" if hint in self.taken else hint)
 
     def cascade_loop(self, frame: _Frame, c: Cascade, names: dict[str, str], loops: list[str]) -> None:
         axis, rest = loops[0], loops[1:]
@@ -240,6 +242,7 @@ class _Lowering:
         repairs = {s.name: guards.repair(s) for s in c.states if s.repair is not None}
         for s in c.states:
             body.memo[guards.old[s.name]] = tile.Name(names[s.name])
+        self.hints |= self.names_inside(c, guards, names)
         operands = [x for p in parts.values() for x in p.operands]
         self.realise(body, operands)
         self.count_uses(body, [*operands, *repairs.values()])
@@ -255,6 +258,21 @@ class _Lowering:
             yields.append(value)
         return tuple(yields)
 
+    def names_inside(self, c: Cascade, guards: Guards, names: dict[str, str]) -> dict[Node, str]:
+        """The text's names for what is computed in the loop, where reductions are read as running states."""
+        found: dict[Node, str] = {
+            guards.safe_new[guards.new[s.name]]: f"{names[s.name]}_safe" for s in c.states
+        }
+        for s in c.states:
+            if s.absorbs in self.hints and s.predicate is not None:
+                found[hidden(s)] = f"{self.hints[s.absorbs]}_masked"
+            for n in t.walk([s.reduction.body]) if s.upstream else ():
+                if n in self.hints and n not in guards.reductions:
+                    found[guards.read(n, s)] = self.hints[n]
+            if s.repair is not None:
+                found[guards.repair(s)] = f"{names[s.upstream[0]]}_repair"
+        return {n: name for n, name in found.items() if n not in self.hints}
+
     def update(self, body: _Frame, s: State, name: str, part: _Partial, repair: Node | None) -> Expr:
         old: Expr = tile.Name(name)
         if repair is not None:
@@ -265,8 +283,7 @@ class _Lowering:
         predicates = conjuncts(s.predicate)
         if s.absorbs is None:
             return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s), predicates)
-        hidden = masked(predicates, s.absorbs, -math.inf)
-        return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s, hidden), [], predicates, hidden)
+        return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s), [], predicates, hidden(s))
 
     def partial(
         self,
@@ -287,7 +304,10 @@ class _Lowering:
         absorbed = absorbed or []
         # a value free of a reduced axis counts once for each index of it: an always true predicate gives it the axis
         present = g.axes.union(*(p.axes for p in predicates))
-        predicates = [*predicates, *(t.apply("le", t.const(0, DType.I64), t.index(a)) for a in over if a not in present)]
+        predicates = [
+            *predicates,
+            *(t.apply("le", t.const(0, DType.I64), t.index(a)) for a in over if a not in present),
+        ]
         split = contraction(g, frozenset(over), self.plan.units) if fn == "sum" else None
         if split is not None:
             a, b = (product(x) for x in split)
@@ -468,25 +488,38 @@ class Guards:
     """
 
     def __init__(self, c: Cascade) -> None:
+        self.reductions: dict[Node, str] = {s.reduction: s.name for s in c.states}
         self.old = {s.name: _ref(s, "old") for s in c.states}
         self.new = {s.name: _ref(s, "new") for s in c.states}
         self.safe_old = {self.old[s.name]: _safe(s, self.old[s.name]) for s in c.states}
         self.safe_new = {self.new[s.name]: _safe(s, self.new[s.name]) for s in c.states}
 
-    def g(self, s: State, hidden: Node | None = None) -> Node:
-        """The contribution over the safe new states; `hidden` takes the place of the absorbing subexpression."""
+    def g(self, s: State) -> Node:
+        """The contribution over the safe new states, with the predicate on the absorbing subexpression."""
+        return self.read(s.reduction.body, s) if s.upstream else s.reduction.body
 
-        def rule(n: Node) -> Node | None:
-            if hidden is not None and n is s.absorbs:
-                return hidden
-            return self.safe_new.get(guarded_state(n) or n)
+    def read(self, n: Node, s: State) -> Node:
+        """n with reductions of this pass read as safe new states."""
+        absorbed = {s.absorbs: hidden(s)} if s.absorbs is not None else {}
 
-        return t.replace([s.g], rule)[0] if s.upstream else s.g
+        def rule(x: Node) -> Node | None:
+            if x in absorbed:
+                return absorbed[x]
+            name = self.reductions.get(guarded_state(x) or x)
+            return None if name is None else self.safe_new[self.new[name]]
+
+        return t.replace([n], rule)[0]
 
     def repair(self, s: State) -> Node:
         table = {**self.safe_new, **(self.safe_old if s.guard_old else {})}
         assert s.repair is not None
         return t.replace([s.repair], table.get)[0]
+
+
+def hidden(s: State) -> Node:
+    """The absorbing subexpression, -inf where the predicate is false."""
+    assert s.absorbs is not None
+    return masked(conjuncts(s.predicate), s.absorbs, -math.inf)
 
 
 def _ref(s: State, moment: t.Moment) -> Node:

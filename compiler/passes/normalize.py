@@ -5,9 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...dsl.types import DType
 from ..remarks import Remarks
-from ..tensor_ir import Apply, Const, Node, Reduce, apply, const, rebuild, reduce, rename_axes, replace, rewrite
+from ..tensor_ir import (
+    Apply,
+    Const,
+    Node,
+    Reduce,
+    apply,
+    const,
+    rebuild,
+    reduce,
+    rename_axes,
+    replace,
+    rewrite,
+)
 
 
 def normalize(roots: list[Node], axes: Mapping[str, Node], remarks: Remarks) -> list[Node]:
@@ -18,7 +29,7 @@ def normalize(roots: list[Node], axes: Mapping[str, Node], remarks: Remarks) -> 
             n = aligned(n, axes)
         if not isinstance(n, Reduce) or n.fn != "sum":
             return n
-        out = count(n, axes) or _hoist(n)
+        out = _hoist(n)
         if out is not n:
             remarks.add(
                 "applied",
@@ -65,16 +76,6 @@ def _free(n: Reduce, x: Node) -> bool:
 
 def _zero(x: Node) -> bool:
     return isinstance(x, Const) and not isinstance(x.value, bool) and x.value == 0
-
-
-def count(n: Reduce, axes: Mapping[str, Node]) -> Node | None:
-    """sum_j 1 -> extent of j"""
-    if n.predicate is not None or not isinstance(n.body, Const) or n.body.value != 1 or n.dtype is not DType.I64:
-        return None
-    out = axes[n.bound[0]]
-    for a in n.bound[1:]:
-        out = apply("mul", out, axes[a])
-    return out
 
 
 def factor_out(n: Reduce) -> Node | None:
