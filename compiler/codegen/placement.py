@@ -1,0 +1,296 @@
+"""What a generator must know of a tile program before it writes code: types, uses, and which values need no storage.
+
+A value is *inlined* into its one consumer's loop nest where that computes nothing twice and moves no read past a write;
+every other tile value is a buffer (scalars are variables). Nothing here depends on a target.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ...dsl.types import DType, compute, promote
+from ..tensor_ir import COMPARISONS, FLOATING, LOGICAL
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    Fill,
+    For,
+    Grid,
+    Let,
+    Load,
+    Name,
+    Reduce,
+    ScalarRef,
+    Stmt,
+    Store,
+    TileProgram,
+    TileType,
+    operands,
+    statements,
+    subexpressions,
+)
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+"""A recursive computation written as a generator: it yields the computations it waits for and returns its result."""
+
+
+def run(steps: Steps[T]) -> T:
+    """Evaluate `steps` without recursion, so that the depth of an expression is no limit."""
+    stack: list[Steps[Any]] = [steps]
+    value: Any = None
+    while stack:
+        try:
+            stack.append(stack[-1].send(value))
+            value = None
+        except StopIteration as done:
+            stack.pop()
+            value = done.value
+    result: T = value
+    return result
+
+
+def rebuild(e: Expr, args: list[Expr]) -> Expr:
+    """The same operation on other operands; `e` itself where they are the same objects."""
+    if all(a is b for a, b in zip(args, operands(e), strict=True)):
+        return e
+    match e:
+        case Load():
+            return replace(e, subscripts=tuple(args))
+        case Apply():
+            return replace(e, args=tuple(args))
+        case Cast() | Reduce():
+            return replace(e, arg=args[0])
+        case Dot():
+            return replace(e, a=args[0], b=args[1])
+        case Fill():
+            return replace(e, value=args[0])
+    raise TypeError(f"{type(e).__name__} has no operands")
+
+
+def transform(e: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """Outermost first: where `rule` answers, its answer stands."""
+
+    def steps(x: Expr) -> Steps[Expr]:
+        answer = rule(x)
+        if answer is not None:
+            return answer
+        args: list[Expr] = []
+        for y in operands(x):
+            args.append((yield steps(y)))
+        return rebuild(x, args)
+
+    return run(steps(e))
+
+
+# ---------------------------------------------------------------- types
+
+
+def merge(*axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Axes of all lists, each once, in order of first appearance."""
+    return tuple(dict.fromkeys(a for group in axes for a in group))
+
+
+def apply_type(op: str, types: list[DType]) -> DType:
+    """The dtype of an elementwise operation (DESIGN 8)."""
+    if op in COMPARISONS or op in LOGICAL:
+        return DType.BOOL
+    if op == "where":
+        return types[1] if types[1] is types[2] else promote(types[1], types[2])
+    out = compute(types[0])
+    for t in types[1:]:
+        out = promote(out, t)
+    return DType.F32 if op in FLOATING and not out.is_float else out
+
+
+def reduce_type(fn: str, body: DType) -> DType:
+    if fn in ("any", "all"):
+        return DType.BOOL
+    return DType.I64 if fn in ("argmax", "argmin") or body is DType.BOOL else compute(body)
+
+
+def dot_type(a: DType, b: DType) -> DType:
+    """The type a product accumulates in; booleans are counted."""
+    out = promote(a, b)
+    return DType.I64 if out is DType.BOOL else out
+
+
+class Types:
+    """Types of expressions of one program, given those of the names in scope. Unit axes are scalars."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.tensors = {p.name: p.dtype for p in program.params}
+        self.scalars = {s.name: s.dtype for s in program.scalars}
+        self.names: dict[str, TileType] = {}
+        self.units: set[str] = set()
+        self._declare(program)
+        self._known: dict[int, tuple[Expr, TileType]] = {}
+
+    def _declare(self, program: TileProgram) -> None:
+        for s in statements(program.body):
+            match s:
+                case Let():
+                    self.names[s.name] = s.type
+                case Grid(axes=axes):
+                    self.units |= {a.name for a in axes if a.tile is None}
+                case For(axis=axis, carries=carries):
+                    self.names |= {c.name: c.type for c in carries}
+                    if axis.tile is None:
+                        self.units.add(axis.name)
+
+    def of(self, e: Expr) -> TileType:
+        """Dtype and axes, those in order of first appearance."""
+        return run(self._steps(e))
+
+    def _steps(self, e: Expr) -> Steps[TileType]:
+        known = self._known.get(id(e))
+        if known is not None:
+            return known[1]
+        args: list[TileType] = []
+        for x in operands(e):
+            args.append((yield self._steps(x)))
+        found = self._combine(e, args)
+        self._known[id(e)] = (e, found)  # holding `e` keeps its id
+        return found
+
+    def _combine(self, e: Expr, args: list[TileType]) -> TileType:
+        axes = merge(*(a.axes for a in args))
+        match e:
+            case Const(dtype=dtype) | Cast(dtype=dtype):
+                return TileType(dtype, axes)
+            case Name(name=n):
+                return self.names[n]
+            case ScalarRef(name=n):
+                return TileType(self.scalars[n])
+            case AxisIndex(axis=a):
+                return TileType(DType.I64, () if a in self.units else (a,))
+            case Load(tensor=t):
+                return TileType(self.tensors[t], axes)
+            case Apply(op=op):
+                return TileType(apply_type(op, [a.dtype for a in args]), axes)
+            case Dot(over=over):
+                return TileType(dot_type(args[0].dtype, args[1].dtype), _without(axes, over))
+            case Reduce(fn=fn, over=over):
+                return TileType(reduce_type(fn, args[0].dtype), _without(axes, over))
+            case Fill():
+                return args[0]
+        return TileType(DType.I64)
+
+
+def _without(axes: tuple[str, ...], over: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(a for a in axes if a not in over)
+
+
+# ---------------------------------------------------------------- uses and inlining
+
+
+@dataclass(frozen=True)
+class Use:
+    """One occurrence of a name: in which body, and the axes of the loop nest that reads it there."""
+
+    body: int
+    nest: frozenset[str]
+    is_operand: bool
+
+
+def outer_expressions(s: Stmt) -> Iterator[tuple[Expr, tuple[str, ...] | None]]:
+    """What a statement evaluates in the body it stands in, each with the axes of its nest (None: those of itself)."""
+    match s:
+        case Let(value=v, type=t):
+            yield v, t.axes
+        case Store(subscripts=ix, value=v):
+            yield Load(s.tensor, (*ix, v)), None
+        case Grid(axes=axes):
+            yield from ((x, ()) for a in axes for x in (a.extent, a.lo, a.hi) if x is not None)
+        case For(axis=a, carries=carries):
+            yield from ((x, ()) for x in (a.extent, a.lo, a.hi) if x is not None)
+            yield from ((c.init, c.type.axes) for c in carries)
+
+
+def bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt | None, tuple[Stmt, ...]]]:
+    """Every statement list of a program with the statement it belongs to."""
+    yield None, body
+    yield from ((s, s.body) for s in statements(body) if isinstance(s, Grid | For))
+
+
+def _uses(program: TileProgram, types: Types) -> dict[str, list[Use]]:
+    found: dict[str, list[Use]] = {}
+
+    def visit(e: Expr, axes: tuple[str, ...] | None, body: int) -> None:
+        stack = [(e, frozenset(types.of(e).axes if axes is None else axes), False)]
+        while stack:
+            x, nest, operand = stack.pop()
+            if isinstance(x, Name):
+                found.setdefault(x.name, []).append(Use(body, nest, operand))
+            for y in operands(x):
+                own = isinstance(x, Dot | Reduce)
+                stack.append((y, frozenset(types.of(y).axes) if own else nest, isinstance(x, Dot)))
+
+    for owner, body in bodies(program.body):
+        for s in body:
+            for e, axes in outer_expressions(s):
+                visit(e, axes, id(body))
+        if isinstance(owner, For):
+            for c, y in zip(owner.carries, owner.yields, strict=True):
+                visit(y, c.type.axes, id(body))
+            for d in owner.domain:
+                visit(d, None, id(body))
+    return found
+
+
+def written(program: TileProgram) -> frozenset[str]:
+    """Tensors that the program stores to."""
+    return frozenset(s.tensor for s in statements(program.body) if isinstance(s, Store))
+
+
+def inlined(program: TileProgram, types: Types) -> frozenset[str]:
+    """Names of tile values that their one consumer computes in its own loop nest."""
+    uses, stored = _uses(program, types), written(program)
+    declared = Counter(s.name for s in statements(program.body) if isinstance(s, Let))
+    return frozenset(
+        s.name
+        for _, body in bodies(program.body)
+        for s in body
+        if isinstance(s, Let)
+        and s.type.axes
+        and declared[s.name] == 1
+        and _may_inline(s, uses.get(s.name, []), id(body), stored, types)
+    )
+
+
+def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], types: Types) -> bool:
+    """Used once, in its own body, and there by a nest over the same axes (a plain read may be repeated over more)."""
+    if len(uses) != 1 or uses[0].body != body or types.of(s.value) != s.type:
+        return False
+    if any(isinstance(x, Load) and x.tensor in stored for x in subexpressions(s.value)):
+        return False
+    return uses[0].nest == frozenset(s.type.axes) or _is_plain_read(s.value)
+
+
+def _is_plain_read(e: Expr) -> bool:
+    match e:
+        case Load(subscripts=ix):
+            return not any(isinstance(x, Load | Name) for i in ix for x in subexpressions(i))
+        case Cast(arg=a):
+            return _is_plain_read(a)
+    return False
+
+
+def data_dependent(program: TileProgram) -> frozenset[str]:
+    """Names whose value depends on a tensor; every carried name counts."""
+    found = {c.name for s in statements(program.body) if isinstance(s, For) for c in s.carries}
+    for s in statements(program.body):
+        if isinstance(s, Let) and depends_on_data(s.value, found):
+            found.add(s.name)
+    return frozenset(found)
+
+
+def depends_on_data(e: Expr, names: set[str] | frozenset[str]) -> bool:
+    return any(isinstance(x, Load) or (isinstance(x, Name) and x.name in names) for x in subexpressions(e))

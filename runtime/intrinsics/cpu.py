@@ -1,0 +1,570 @@
+"""What generated CPU source imports: element types, exact scalar operations, vectorisable mathematics, tile kernels.
+
+Everything here is a Numba function or intrinsic that inlines into the loops of a generated kernel; LLVM vectorises the
+loops. Tile values of f16 and bf16 are held as float32 that has been rounded to the narrow type, those of i8, i16 and u8 as
+int32 within range; only tensors in memory are narrow (`widen_*`, `narrow_*`).
+
+Errors of the float32 functions over all finite arguments, against exact values, in units in the last place (measured by
+tests/test_intrinsics_cpu.py): exp 1.0, exp2 0.7, log 1.0, log2 1.6, tanh 1.6. Results below the normal range are right
+to within one subnormal step. Reduction and polynomials follow S. Moshier's Cephes library (expf, logf, log2f, tanhf).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+bool_, f32, f64, i32, i64 = np.bool_, np.float32, np.float64, np.int32, np.int64
+u16 = np.uint16
+at = np.uint64
+"""A subscript known not to be negative: Numba then does not test for indexing from the end."""
+inf, nan = math.inf, math.nan
+prange_options = {"parallel": True, "nogil": True, "error_model": "numpy"}
+
+Builder = Any
+Emit = Callable[[Any, Builder, Any, Any], Any]
+_F32, _F64 = ir.FloatType(), ir.DoubleType()
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+
+# ---------------------------------------------------------------- LLVM operations
+
+
+def _call(b: Builder, name: str, result: Any, args: list[Any]) -> Any:
+    """A call of an LLVM intrinsic; `name` carries the type suffixes."""
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+
+
+def _suffix(t: Any) -> str:
+    return {_F32: "f32", _F64: "f64"}.get(t) or f"i{t.width}"
+
+
+def _unary(name: str) -> Any:
+    """The LLVM intrinsic `name` on one float."""
+
+    @intrinsic
+    def operation(typing: Any, x: Any) -> Any:
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            return _call(b, f"llvm.{name}.{_suffix(args[0].type)}", args[0].type, list(args))
+
+        return x(x), emit
+
+    return operation
+
+
+sqrt, floor, ceil, rint, fabs = map(_unary, ("sqrt", "floor", "ceil", "rint", "fabs"))
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c with one rounding; integers wrap."""
+
+    def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
+        if isinstance(args[0].type, ir.IntType):
+            return bd.add(bd.mul(args[0], args[1]), args[2])
+        return _call(bd, f"llvm.fma.{_suffix(args[0].type)}", args[0].type, list(args))
+
+    kind = types.unliteral(a)
+    return kind(kind, kind, kind), emit
+
+
+@intrinsic
+def select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
+    """`a` if `condition` else `b`, without a branch: both are evaluated."""
+
+    def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
+        return bd.select(*args)
+
+    kind = types.unliteral(a)
+    return kind(types.boolean, kind, kind), emit
+
+
+def _ordered(symbol: str) -> Any:
+    """The larger (`>`) or smaller operand, where neither is NaN: the form that LLVM turns into a vector reduction."""
+
+    @intrinsic
+    def operation(typing: Any, a: Any, b: Any) -> Any:
+        def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
+            x, y = args
+            if isinstance(x.type, ir.IntType):
+                return bd.select(bd.icmp_signed(symbol, x, y), x, y)
+            flags = ("nnan", "nsz")
+            chosen = bd.select(bd.fcmp_ordered(symbol, x, y, flags=flags), x, y)
+            chosen.flags.extend(flags)
+            return chosen
+
+        return a(a, a), emit
+
+    return operation
+
+
+_larger, _smaller = _ordered(">"), _ordered("<")
+
+
+@intrinsic
+def _nan_where(typing: Any, condition: Any, x: Any) -> Any:
+    """NaN where `condition` holds (floats only), else x."""
+
+    def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
+        c, value = args
+        if isinstance(value.type, ir.IntType):
+            return value
+        return bd.select(c, ir.Constant(value.type, nan), value)
+
+    return x(types.boolean, x), emit
+
+
+def _division(remainder: bool) -> Any:
+    """Integer `//` or `%`, rounding toward minus infinity; by zero 0; the one overflow wraps."""
+
+    @intrinsic
+    def operation(typing: Any, a: Any, b: Any) -> Any:
+        def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
+            x, y = args
+            zero, one = ir.Constant(x.type, 0), ir.Constant(x.type, 1)
+            special = bd.or_(bd.icmp_signed("==", y, zero), bd.icmp_signed("==", y, ir.Constant(x.type, -1)))
+            divisor = bd.select(special, one, y)
+            quotient, rest = bd.sdiv(x, divisor), bd.srem(x, divisor)
+            opposite = bd.icmp_signed("<", bd.xor(rest, divisor), zero)
+            down = bd.and_(bd.icmp_signed("!=", rest, zero), opposite)
+            if remainder:
+                ordinary, odd = bd.select(down, bd.add(rest, divisor), rest), zero
+            else:
+                ordinary = bd.select(down, bd.sub(quotient, one), quotient)
+                odd = bd.select(bd.icmp_signed("==", y, zero), zero, bd.sub(zero, x))
+            return bd.select(special, odd, ordinary)
+
+        kind = types.unliteral(a)
+        return kind(kind, kind), emit
+
+    return operation
+
+
+floordiv, mod = _division(False), _division(True)
+
+
+@njit(error_model="numpy", forceinline=True)
+def maximum(a: Any, b: Any) -> Any:
+    """The larger; NaN if either is."""
+    return select((a > b) | (a != a), a, b)
+
+
+@njit(error_model="numpy", forceinline=True)
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller; NaN if either is."""
+    return select((a < b) | (a != a), a, b)
+
+
+@njit(error_model="numpy", forceinline=True)
+def clamp(index: Any, extent: Any) -> Any:
+    """The nearest index within [0, extent): what a read through a tensor's value uses."""
+    return maximum(minimum(i64(index), extent - 1), 0)
+
+
+# ---------------------------------------------------------------- conversions
+
+
+def _saturating(bits: int, signed: bool) -> Any:
+    """A float toward zero, an integer as it is; saturating at the target's range; NaN gives 0. The result is held in
+    int32, for 64 bits in int64."""
+    held = types.int64 if bits == 64 else types.int32
+    lo, hi = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+    @intrinsic
+    def convert(typing: Any, x: Any) -> Any:
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            value, wide = args[0], ir.IntType(held.bitwidth)
+            if not isinstance(value.type, ir.IntType):
+                narrow = ir.IntType(bits)
+                name = f"llvm.fpto{'s' if signed else 'u'}i.sat.i{bits}.{_suffix(value.type)}"
+                small = _call(b, name, narrow, [value])
+                return small if bits == held.bitwidth else (b.sext if signed else b.zext)(small, wide)
+            if sig.args[0] == types.boolean:
+                return b.zext(value, wide)
+            low, high = ir.Constant(value.type, lo), ir.Constant(value.type, hi)
+            if value.type.width > bits or not signed:
+                value = b.select(b.icmp_signed("<", value, low), low, value)
+            if value.type.width > bits:
+                value = b.select(b.icmp_signed(">", value, high), high, value)
+            if value.type.width == wide.width:
+                return value
+            return b.trunc(value, wide) if value.type.width > wide.width else b.sext(value, wide)
+
+        return held(x), emit
+
+    return convert
+
+
+to_i64, to_i32, to_i16, to_i8 = (_saturating(n, True) for n in (64, 32, 16, 8))
+to_u8 = _saturating(8, False)
+
+
+def _word(b: Builder, value: int) -> Any:
+    return ir.Constant(_I32, value)
+
+
+def _to_odd_f32(b: Builder, x: Any) -> Any:
+    """f64 as f32 rounded to odd, so that a second rounding to 16 bits is as if done at once (Boldo, Melquiond 2005)."""
+    near = b.fptrunc(x, _F32)
+    back = b.fpext(near, _F64)
+    size = [_call(b, "llvm.fabs.f64", _F64, [v]) for v in (back, x)]
+    word = b.bitcast(near, _I32)
+    below = b.sub(word, b.zext(b.fcmp_ordered(">", size[0], size[1]), _I32))
+    inexact = b.zext(b.fcmp_ordered("!=", back, x), _I32)
+    return b.bitcast(b.or_(below, inexact), _F32)
+
+
+def _f16_word(b: Builder, x: Any) -> Any:
+    """The bits of f32 `x` rounded to f16, nearest even, in an i32 (F. Giesen, float_to_half_fast3_rtne)."""
+    word = b.bitcast(x, _I32)
+    sign = b.and_(word, _word(b, 0x80000000))
+    size = b.xor(word, sign)
+    odd = b.and_(b.lshr(size, _word(b, 13)), _word(b, 1))
+    normal = b.lshr(b.add(b.add(size, _word(b, ((15 - 127) << 23) + 0xFFF)), odd), _word(b, 13))
+    magic = _word(b, 0x3F000000)
+    small = b.sub(b.bitcast(b.fadd(b.bitcast(size, _F32), b.bitcast(magic, _F32)), _I32), magic)
+    is_nan = b.icmp_unsigned(">", size, _word(b, 0x7F800000))
+    large = b.select(is_nan, _word(b, 0x7E00), _word(b, 0x7C00))
+    out = b.select(b.icmp_unsigned("<", size, _word(b, 113 << 23)), small, normal)
+    out = b.select(b.icmp_unsigned(">=", size, _word(b, 0x47800000)), large, out)
+    return b.or_(out, b.lshr(sign, _word(b, 16)))
+
+
+def _f16_value(b: Builder, word: Any) -> Any:
+    """The f32 value of f16 bits in an i32."""
+    sign = b.shl(b.and_(word, _word(b, 0x8000)), _word(b, 16))
+    size = b.shl(b.and_(word, _word(b, 0x7FFF)), _word(b, 13))
+    scaled = b.bitcast(b.fmul(b.bitcast(size, _F32), ir.Constant(_F32, 2.0**112)), _I32)
+    special = b.icmp_unsigned(">=", size, _word(b, 0x7C00 << 13))
+    out = b.select(special, b.or_(size, _word(b, 0x7F800000)), scaled)
+    return b.bitcast(b.or_(out, sign), _F32)
+
+
+def _bf16_word(b: Builder, x: Any) -> Any:
+    """The bits of f32 `x` rounded to bf16, nearest even, in an i32; a NaN stays one."""
+    word = b.bitcast(x, _I32)
+    odd = b.and_(b.lshr(word, _word(b, 16)), _word(b, 1))
+    near = b.lshr(b.add(b.add(word, _word(b, 0x7FFF)), odd), _word(b, 16))
+    quiet = b.or_(b.lshr(word, _word(b, 16)), _word(b, 0x40))
+    return b.select(b.fcmp_unordered("uno", x, x), quiet, near)
+
+
+def _bf16_value(b: Builder, word: Any) -> Any:
+    return b.bitcast(b.shl(word, _word(b, 16)), _F32)
+
+
+def _narrow(to_word: Callable[[Builder, Any], Any]) -> Any:
+    @intrinsic
+    def narrow(typing: Any, x: Any) -> Any:
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            value = args[0] if args[0].type == _F32 else _to_odd_f32(b, args[0])
+            return b.trunc(to_word(b, value), _I16)
+
+        return types.uint16(x), emit
+
+    return narrow
+
+
+def _widen(to_value: Callable[[Builder, Any], Any]) -> Any:
+    @intrinsic
+    def widen(typing: Any, x: Any) -> Any:
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            return to_value(b, b.zext(args[0], _I32))
+
+        return types.float32(types.uint16), emit
+
+    return widen
+
+
+narrow_f16, widen_f16 = _narrow(_f16_word), _widen(_f16_value)
+narrow_bf16, widen_bf16 = _narrow(_bf16_word), _widen(_bf16_value)
+
+
+@njit(error_model="numpy", forceinline=True)
+def round_f16(x: Any) -> Any:
+    """The f16 nearest to x, as f32."""
+    return widen_f16(narrow_f16(x))
+
+
+@njit(error_model="numpy", forceinline=True)
+def round_bf16(x: Any) -> Any:
+    """The bf16 nearest to x, as f32."""
+    return widen_bf16(narrow_bf16(x))
+
+
+# ---------------------------------------------------------------- mathematics
+
+_SHIFT = f32(12582912.0)
+"""1.5 · 2^23: added to a small float it leaves the nearest integer in the low bits."""
+_LOG2E, _LN2_HIGH, _LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
+_ONE, _TWO, _HALF = f32(1), f32(2), f32(0.5)
+_INF, _NAN = f32(inf), f32(nan)
+
+
+@intrinsic
+def _scaled(typing: Any, y: Any, shifted: Any) -> Any:
+    """y · 2^n, where `shifted` is n + _SHIFT and -300 < n < 300: two steps, so that it rounds only once."""
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        n = b.sub(b.bitcast(args[1], _I32), _word(b, 0x4B400000))
+        half = b.ashr(n, _word(b, 1))
+        out = args[0]
+        for part in (half, b.sub(n, half)):
+            out = b.fmul(out, b.bitcast(b.shl(b.add(part, _word(b, 127)), _word(b, 23)), _F32))
+        return out
+
+    return types.float32(types.float32, types.float32), emit
+
+
+@intrinsic
+def _exponent(typing: Any, x: Any) -> Any:
+    """e of x = m · 2^e with sqrt(1/2) <= m < sqrt(2), as f32; x positive and normal."""
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        word = b.sub(b.bitcast(args[0], _I32), _word(b, 0x3F3504F3))
+        return b.sitofp(b.ashr(word, _word(b, 23)), _F32)
+
+    return types.float32(types.float32), emit
+
+
+@intrinsic
+def _mantissa(typing: Any, x: Any) -> Any:
+    """m of x = m · 2^e with sqrt(1/2) <= m < sqrt(2); x positive and normal."""
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        root = _word(b, 0x3F3504F3)
+        word = b.and_(b.sub(b.bitcast(args[0], _I32), root), _word(b, 0x7FFFFF))
+        return b.bitcast(b.add(word, root), _F32)
+
+    return types.float32(types.float32), emit
+
+
+@njit(error_model="numpy", forceinline=True)
+def exp_f32(x: Any) -> Any:
+    x = select(x < f32(-104), f32(-104), select(x > f32(89), f32(89), x))
+    shifted = fma(x, _LOG2E, _SHIFT)
+    n = shifted - _SHIFT
+    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
+    p = fma(f32(1.9875691500e-4), r, f32(1.3981999507e-3))
+    p = fma(p, r, f32(8.3334519073e-3))
+    p = fma(p, r, f32(4.1665795894e-2))
+    p = fma(p, r, f32(1.6666665459e-1))
+    p = fma(p, r, f32(5.0000001201e-1))
+    return _scaled(fma(p, r * r, r) + _ONE, shifted)
+
+
+@njit(error_model="numpy", forceinline=True)
+def exp2_f32(x: Any) -> Any:
+    x = select(x < f32(-151), f32(-151), select(x > f32(129), f32(129), x))
+    shifted = x + _SHIFT
+    r = x - (shifted - _SHIFT)
+    p = fma(f32(1.535336188319500e-4), r, f32(1.339887440266574e-3))
+    p = fma(p, r, f32(9.618437357674640e-3))
+    p = fma(p, r, f32(5.550332471162809e-2))
+    p = fma(p, r, f32(2.402264791363012e-1))
+    p = fma(p, r, f32(6.931472028550421e-1))
+    return _scaled(fma(p, r, _ONE), shifted)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _log_tail(f: Any) -> Any:
+    """log(1 + f) - f + f²/2 for |f| < 0.42."""
+    p = fma(f32(7.0376836292e-2), f, f32(-1.1514610310e-1))
+    p = fma(p, f, f32(1.1676998740e-1))
+    p = fma(p, f, f32(-1.2420140846e-1))
+    p = fma(p, f, f32(1.4249322787e-1))
+    p = fma(p, f, f32(-1.6668057665e-1))
+    p = fma(p, f, f32(2.0000714765e-1))
+    p = fma(p, f, f32(-2.4999993993e-1))
+    p = fma(p, f, f32(3.3333331174e-1))
+    return p * f * (f * f)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _log_specials(x: Any, y: Any) -> Any:
+    """y, but log's values at 0, infinity, negative numbers and NaN."""
+    y = select(x > f32(3.4028235e38), x, y)
+    return select(x == f32(0), -_INF, select(x >= f32(0), y, _NAN))
+
+
+@njit(error_model="numpy", forceinline=True)
+def log_f32(x: Any) -> Any:
+    tiny = x < f32(1.17549435e-38)
+    normal = select(tiny, x * f32(8388608), x)
+    e = _exponent(normal) - select(tiny, f32(23), f32(0))
+    f = _mantissa(normal) - _ONE
+    y = fma(e, _LN2_LOW, _log_tail(f))
+    y = fma(f * f, -_HALF, y)
+    return _log_specials(x, fma(e, _LN2_HIGH, f + y))
+
+
+@njit(error_model="numpy", forceinline=True)
+def log2_f32(x: Any) -> Any:
+    tiny = x < f32(1.17549435e-38)
+    normal = select(tiny, x * f32(8388608), x)
+    e = _exponent(normal) - select(tiny, f32(23), f32(0))
+    f = _mantissa(normal) - _ONE
+    y = fma(f * f, -_HALF, _log_tail(f))
+    rest = f32(0.44269504)
+    z = fma(f, rest, y * rest)
+    return _log_specials(x, ((z + y) + f) + e)
+
+
+@njit(error_model="numpy", forceinline=True)
+def tanh_f32(x: Any) -> Any:
+    size, square = fabs(x), x * x
+    p = fma(f32(-5.70498872745e-3), square, f32(2.06390887954e-2))
+    p = fma(p, square, f32(-5.37397155531e-2))
+    p = fma(p, square, f32(1.33314422036e-1))
+    p = fma(p, square, f32(-3.33332819422e-1))
+    near = fma(p * square, x, x)
+    far = _ONE - _TWO / (exp_f32(size + size) + _ONE)
+    return select(size < f32(0.625), near, select(x < f32(0), -far, far))
+
+
+@njit(error_model="numpy", forceinline=True)
+def exp_f64(x: Any) -> Any:
+    return math.exp(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def exp2_f64(x: Any) -> Any:
+    return np.exp2(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def log_f64(x: Any) -> Any:
+    return np.log(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def log2_f64(x: Any) -> Any:
+    return np.log2(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def tanh_f64(x: Any) -> Any:
+    return math.tanh(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def erf(x: Any) -> Any:
+    return math.erf(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def sin(x: Any) -> Any:
+    return math.sin(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def cos(x: Any) -> Any:
+    return math.cos(x)
+
+
+@njit(error_model="numpy", forceinline=True)
+def power(x: Any, y: Any) -> Any:
+    return math.pow(x, y)
+
+
+@njit(error_model="numpy", forceinline=True)
+def floordiv_float(x: Any, y: Any) -> Any:
+    """floor(x / y)"""
+    return floor(x / y)
+
+
+@njit(error_model="numpy", forceinline=True)
+def mod_float(x: Any, y: Any) -> Any:
+    """x - floor(x / y) · y"""
+    return x - floor(x / y) * y
+
+
+@njit(error_model="numpy", forceinline=True)
+def rsqrt(x: Any) -> Any:
+    """1 / sqrt(x), both steps rounded."""
+    return _ONE / sqrt(x)
+
+
+# ---------------------------------------------------------------- tiles
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
+def sum_of(x: Any, n: Any) -> Any:
+    """Σ x[:n] of a vector; several partial sums, in an order that depends on n only."""
+    total = x.dtype.type(0)
+    for j in range(n):
+        total += x[j]
+    return total
+
+
+@njit(nogil=True, error_model="numpy")
+def max_of(x: Any, n: Any, start: Any) -> Any:
+    """The largest of `start` and x[:n]; NaN if there is one."""
+    best, seen = start, False
+    for j in range(n):
+        best = _larger(best, x[j])
+        seen |= x[j] != x[j]
+    return _nan_where(seen, best)
+
+
+@njit(nogil=True, error_model="numpy")
+def min_of(x: Any, n: Any, start: Any) -> Any:
+    """The smallest of `start` and x[:n]; NaN if there is one."""
+    best, seen = start, False
+    for j in range(n):
+        best = _smaller(best, x[j])
+        seen |= x[j] != x[j]
+    return _nan_where(seen, best)
+
+
+@njit(nogil=True, error_model="numpy")
+def _add_row(c: Any, a: Any, b: Any, n: Any) -> None:
+    """c[:n] += a · b[:n]"""
+    for j in range(n):
+        c[j] = fma(a, b[j], c[j])
+
+
+@njit(nogil=True, error_model="numpy")
+def multiply_row(c: Any, a: Any, b: Any, n: Any, k: Any) -> None:
+    """c[:n] += a[:k] · b[:k, :n], each element summed in order of k."""
+    whole = k - k % 4
+    for p in range(0, whole, 4):
+        a0, a1, a2, a3 = a[p], a[p + 1], a[p + 2], a[p + 3]
+        b0, b1, b2, b3 = b[p], b[p + 1], b[p + 2], b[p + 3]
+        for j in range(n):
+            c[j] = fma(a3, b3[j], fma(a2, b2[j], fma(a1, b1[j], fma(a0, b0[j], c[j]))))
+    for p in range(whole, k):
+        _add_row(c, a[p], b[p], n)
+
+
+@njit(nogil=True, error_model="numpy")
+def multiply_add(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any) -> None:
+    """c[:m, :n] += a[:m, :k] · b[:k, :n], each element summed in order of k. Blocks of 4 x 4 scalars of `a` stay in
+    registers while a row of `b` streams; rows and steps left over go one by one."""
+    whole = k - k % 4
+    for i in range(0, m - 3, 4):
+        c0, c1, c2, c3 = c[i], c[i + 1], c[i + 2], c[i + 3]
+        for p in range(0, whole, 4):
+            b0, b1, b2, b3 = b[p], b[p + 1], b[p + 2], b[p + 3]
+            a00, a01, a02, a03 = a[i, p], a[i, p + 1], a[i, p + 2], a[i, p + 3]
+            a10, a11, a12, a13 = a[i + 1, p], a[i + 1, p + 1], a[i + 1, p + 2], a[i + 1, p + 3]
+            a20, a21, a22, a23 = a[i + 2, p], a[i + 2, p + 1], a[i + 2, p + 2], a[i + 2, p + 3]
+            a30, a31, a32, a33 = a[i + 3, p], a[i + 3, p + 1], a[i + 3, p + 2], a[i + 3, p + 3]
+            for j in range(n):
+                x0, x1, x2, x3 = b0[j], b1[j], b2[j], b3[j]
+                c0[j] = fma(a03, x3, fma(a02, x2, fma(a01, x1, fma(a00, x0, c0[j]))))
+                c1[j] = fma(a13, x3, fma(a12, x2, fma(a11, x1, fma(a10, x0, c1[j]))))
+                c2[j] = fma(a23, x3, fma(a22, x2, fma(a21, x1, fma(a20, x0, c2[j]))))
+                c3[j] = fma(a33, x3, fma(a32, x2, fma(a31, x1, fma(a30, x0, c3[j]))))
+        for p in range(whole, k):
+            for row in range(i, i + 4):
+                _add_row(c[row], a[row, p], b[p], n)
+    for i in range(m - m % 4, m):
+        multiply_row(c[i], a[i], b, n, k)
