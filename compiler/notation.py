@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, TypeVar
 
 from ..dsl.diagnostics import refuse
@@ -85,6 +86,11 @@ def number(value: int | float | bool, dtype: DType) -> Piece:
     return Piece(text + suffix, SIGN if text.startswith("-") else ATOM)
 
 
+def quote(text: str) -> str:
+    """A string token, with JSON's escapes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 # ---------------------------------------------------------------- tokens
 
 
@@ -103,7 +109,7 @@ _TOKEN = re.compile(
     rf"""(?P<skip>[ \t\r\n]+|\#[^\n]*)
     |(?P<number>(?:inf|nan)(?:f64|f16|bf16)?\b|(?:\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+){_SUFFIX}?(?![\w.]))
     |(?P<word>[^\W\d]\w*)
-    |(?P<string>"[^"\\\n]*")
+    |(?P<string>"(?:[^"\\\n]|\\.)*")
     |(?P<sign>->|//|<=|>=|==|!=|\+=|[-+*/%<>=()\[\]{{}},:|@.])""",
     re.VERBOSE,
 )
@@ -148,7 +154,10 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class Open(Generic[E]):
-    """An open bracket: `build` makes the expression from its arguments; `height` counts operands below them."""
+    """An open bracket: `build` makes the expression from its arguments; `height` counts operands below them.
+
+    `close` is `)`, `]`, or `](`: then another argument in parentheses follows.
+    """
 
     close: str
     build: Callable[[tuple[E, ...]], E]
@@ -218,6 +227,16 @@ class Reader(Generic[E]):
         if not (self.token.kind == "number" and self.token.text.isdigit()):
             self.fail(f"expected {what}, found {self.describe()}")
         return int(self.next().text)
+
+    def string(self, what: str) -> str:
+        if self.token.kind != "string":
+            self.fail(f"expected {what} in quotes, found {self.describe()}")
+        try:
+            text = str(json.loads(self.token.text))
+        except ValueError:
+            self.fail("a string holds an unknown escape", help="the escapes are those of JSON")
+        self.next()
+        return text
 
     def dtype(self) -> DType:
         if self.token.text not in NAMES:
@@ -336,7 +355,11 @@ class Reader(Generic[E]):
             if token.text == "," and bracket.many:
                 self.next()
                 return True
-            self.expect(bracket.close, f"to close the bracket of `{bracket.token.text}`")
+            self.expect(bracket.close[0], f"to close the bracket of `{bracket.token.text}`")
+            if bracket.close == "](":
+                self.expect("(", f"after the brackets of `{bracket.token.text}`")
+                pending[-1] = replace(bracket, close=")")
+                return True
             pending.pop()
             made = tuple(operands[bracket.height :])
             del operands[bracket.height :]

@@ -24,8 +24,8 @@ from typing import Literal
 
 from ..dsl.source import Source
 from ..dsl.types import NAMES, DType
-from .notation import SIGNS as INFIX_OPS
 from .notation import (
+    RESERVED,
     Piece,
     Reader,
     Token,
@@ -33,7 +33,9 @@ from .notation import (
     infix,
     number,
     prefix,
+    quote,
 )
+from .notation import SIGNS as INFIX_OPS
 from .tensor_ir import ARITY, REDUCTIONS
 from .tile_ir import (
     Apply,
@@ -107,6 +109,17 @@ def print_expression(e: Expr) -> str:
     return done[0].text
 
 
+def print_head(s: Stmt) -> str:
+    """The first line of a statement, for messages."""
+    match s:
+        case Grid():
+            return _grid_head(s)
+        case For():
+            return _for_head(s)[0]
+        case _:
+            return _statement(s)[0]
+
+
 def print_type(t: TileType) -> str:
     return f"{t.dtype}[{', '.join(t.axes)}]" if t.axes else t.dtype.value
 
@@ -145,8 +158,7 @@ def _field(value: str | int | bool) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    plain = value.isidentifier() and value not in ("true", "false", "inf", "nan", "and", "or", "not")
-    return value if plain else f'"{value}"'
+    return value if value.isidentifier() and value not in RESERVED else quote(value)
 
 
 def _indent(lines: list[str]) -> list[str]:
@@ -216,11 +228,14 @@ def _statement(s: Stmt) -> list[str]:
             value = print_expression(s.value)
             return [f"store {s.tensor}[{ix}] {sign} {value}{_attributes(s.attributes)}"]
         case Grid():
-            axes = ", ".join(map(_axis, s.axes))
-            head = f"for {axes}{' ' if axes else ''}parallel{_attributes(s.attributes)} {{"
-            return [head, *_indent(_body(s.body)), "}"]
+            return [_grid_head(s), *_indent(_body(s.body)), "}"]
         case For():
             return [*_for_head(s), *_indent([*_body(s.body), *_yields(s.yields)]), "}"]
+
+
+def _grid_head(g: Grid) -> str:
+    axes = ", ".join(map(_axis, g.axes))
+    return f"for {axes}{' ' if axes else ''}parallel{_attributes(g.attributes)} {{"
 
 
 def _axis(a: LoopAxis) -> str:
@@ -569,7 +584,7 @@ class _ModuleReader(Reader[Expr]):
         if token.text in ("true", "false"):
             return self.next().text == "true"
         if token.kind == "string":
-            return self.next().text[1:-1]
+            return self.string("a value")
         if token.kind == "word":
             return self.word("a value")
         sign = -1 if self.accept("-") else 1
