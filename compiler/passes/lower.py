@@ -222,14 +222,14 @@ class _Lowering:
         """A loop bound for the whole tile: the least lower or greatest upper bound of its lanes, kept in the axis."""
         if not bounds:
             return None
-        values: list[Expr] = []
+        limit: Expr = tile.Const(0, DType.I64) if fn == "min" else self.expr(frame, self.graph.axes[axis])
         for b in bounds:
             value = self.expr(frame, b)
             over = self.tile_axes(b.axes)
-            values.append(tile.Reduce(fn, over, value) if over else value)
-        limit: Expr = tile.Const(0, DType.I64) if fn == "min" else self.expr(frame, self.graph.axes[axis])
-        for v in values:
-            limit = tile.Apply("max" if fn == "min" else "min", (limit, v))
+            if over:
+                stem = f"{axis}_first" if fn == "min" else f"{axis}_end"
+                value = self.let(frame, stem, tile.TileType(b.dtype), tile.Reduce(fn, over, value), b.span)
+            limit = tile.Apply("max" if fn == "min" else "min", (limit, value))
         return limit
 
     # ------------------------------------------------------------ one step of a cascade
