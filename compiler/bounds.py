@@ -1,6 +1,254 @@
-"""thin"""
+"""The bounds rule (DESIGN 2.1, "Bounds"): every index is proved, checked at the call, clamped, or refused.
+
+Proved: guards and the ranges of axes keep it inside by form. Checked at the call: it depends on extents and scalars only,
+so the ends of its interval are evaluated there. Clamped: it depends on what a tensor holds. Refused: all else.
+"""
+
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce as fold
+
 from ..dsl.diagnostics import Diagnostics
-from .tensor_ir import Check, Graph
+from ..dsl.source import Span
+from ..dsl.types import DType
+from .affine import Intervals, Linear, Range, at_least, extremum, inequalities, linear_forms, uniform
+from .spelling import spell
+from .tensor_ir import (
+    Apply,
+    Check,
+    Const,
+    Definition,
+    Graph,
+    Index,
+    Node,
+    Read,
+    Reduce,
+    When,
+    apply,
+    const,
+    walk,
+)
+
+
 def bounds_checks(graph: Graph, sink: Diagnostics) -> list[Check]:
-    return []
+    """The checks that the indices and integer divisors of a graph need at each call; refusals go to `sink`."""
+    work = _Bounds(graph, sink)
+    for tensor in (*graph.tensors.values(), *graph.outputs.values()):
+        work.shape(tensor.shape)
+    work.shape(graph.axes.values())
+    for definition in graph.definitions:
+        work.definition(definition)
+    return [*work.divisors, *work.checks]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is evaluated: axes in scope, and the conditions that hold there."""
+
+    axes: frozenset[str]
+    guards: tuple[Node, ...] = ()
+
+    def under(self, *conditions: Node | None) -> Place:
+        new = tuple(c for c in conditions if c is not None and c not in self.guards)
+        return Place(self.axes, (*self.guards, *new)) if new else self
+
+    def inside(self, bound: Iterable[str]) -> Place:
+        """Within a reduction: conditions on an axis that is bound anew say nothing about it."""
+        names = frozenset(bound)
+        return Place(self.axes | names, tuple(g for g in self.guards if not g.axes & names))
+
+
+def visits(root: Node, place: Place, wanted: set[Node]) -> Iterator[tuple[Node, Place]]:
+    """Nodes of `wanted` below `root`, each once for every set of conditions under which it is evaluated."""
+    relevant = _above(root, wanted)
+    seen: set[tuple[Node, Place]] = set()
+    stack = [(root, place)]
+    while stack:
+        item = stack.pop()
+        if item[0] in relevant and item not in seen:
+            seen.add(item)
+            if item[0] in wanted:
+                yield item
+            stack.extend(parts(*item))
+
+
+def _above(root: Node, wanted: set[Node]) -> set[Node]:
+    relevant: set[Node] = set()
+    for n in walk([root]):
+        if n in wanted or any(a in relevant for a in n.args):
+            relevant.add(n)
+    return relevant
+
+
+def parts(n: Node, place: Place) -> list[tuple[Node, Place]]:
+    """The arguments of a node and the conditions under which each is evaluated."""
+    match n:
+        case Apply(op="where", operands=(c, a, b)):
+            return [(c, place), (a, place.under(c)), (b, place.under(apply("not", c)))]
+        case Apply(op="and", operands=(a, b)):
+            return [(a, place), (b, place.under(a))]
+        case Apply(op="or", operands=(a, b)):
+            return [(a, place), (b, place.under(apply("not", a)))]
+        case Reduce():
+            inner = place.inside(n.bound)
+            predicate = [(n.predicate, inner)] if n.predicate is not None else []
+            return [*predicate, (n.body, inner.under(n.predicate))]
+        case When():
+            return [(n.predicate, place), (n.value, place.under(n.predicate))]
+    return [(a, place) for a in n.args]
+
+
+def _from_tensors(n: Node) -> bool:
+    return any(isinstance(m, Read) for m in walk([n]))
+
+
+class _Bounds:
+    def __init__(self, graph: Graph, sink: Diagnostics) -> None:
+        self.graph = graph
+        self.sink = sink
+        self.checks: list[Check] = []
+        self.divisors: list[Check] = []
+
+    def shape(self, entries: Iterable[Node]) -> None:
+        for entry in entries:
+            for n in walk([entry]):
+                if _divides(n):
+                    self._divisor(n, Place(frozenset()))
+
+    def definition(self, d: Definition) -> None:
+        start = Place(frozenset(d.axes))
+        for root in (d.value, *(d.target or ())):
+            wanted = {n for n in walk([root]) if self._needs_proof(n)}
+            for n, place in visits(root, start, wanted):
+                if isinstance(n, Read):
+                    self._indices(n.tensor, n.indices, place, n.span)
+                else:
+                    self._divisor(n, place)
+        if d.target is not None:
+            self._indices(d.name, d.target, start, d.span)
+
+    def _needs_proof(self, n: Node) -> bool:
+        if isinstance(n, Read):
+            shape = self.graph.shape_of(n.tensor)
+            return any(
+                not self._bare(i, s) and not _from_tensors(i) for i, s in zip(n.indices, shape, strict=True)
+            )
+        return _divides(n)
+
+    def _bare(self, i: Node, extent: Node) -> bool:
+        return isinstance(i, Index) and self.graph.axes[i.axis] is extent
+
+    # ------------------------------------------------------------ indices
+
+    def _indices(self, tensor: str, indices: tuple[Node, ...], place: Place, span: Span | None) -> None:
+        for k, (i, extent) in enumerate(zip(indices, self.graph.shape_of(tensor), strict=True)):
+            if not self._bare(i, extent) and not _from_tensors(i):
+                self._index(f"index {k + 1} of `{tensor}`, `{spell(i)}`,", i, extent, place, i.span or span)
+
+    def _index(self, what: str, i: Node, extent: Node, place: Place, span: Span | None) -> None:
+        """0 <= i <= extent - 1"""
+        nonempty = frozenset(self.graph.axes[a] for a in place.axes)
+        reach = self._intervals(place, nonempty).of(i)
+        last = linear_forms(extent)[extent].plus(Linear({}, -1))
+        room = Range(reach.lo, tuple(last.plus(b, -1) for b in reach.hi))
+        if not reach.lo or not reach.hi:
+            self._cannot_prove(what, i, extent, span)
+            return
+        sides = [self._side(room.lo, nonempty), self._side(room.hi, nonempty)]
+        for good, bounds, words in zip(
+            sides, (reach.lo, reach.hi), ("below 0", f"past {spell(last.node())}"), strict=True
+        ):
+            if good is False:
+                self._outside(what, i, extent, bounds, words, span)
+                return
+        wanted = [s for s in sides if isinstance(s, Node)]
+        if wanted:
+            message = f"{what} leaves its axis, which has extent {spell(extent)}"
+            condition = fold(lambda a, b: apply("and", a, b), wanted)
+            self.checks.append(self._check(condition, place, message, span))
+
+    def _intervals(self, place: Place, nonempty: frozenset[Node]) -> Intervals:
+        return Intervals(self.graph.axes, inequalities(place.guards), nonempty)
+
+    def _side(self, room: tuple[Linear, ...], nonempty: frozenset[Node]) -> Node | bool:
+        """Is one of the bounds >= 0: true or false where their form says so, else the condition to check."""
+        if any(at_least(b, 0, nonempty) for b in room):
+            return True
+        if all(at_least(b.times(-1), 1, nonempty) for b in room):
+            return False
+        best = fold(lambda a, b: extremum("max", a, b), room)
+        return apply("le", const(0, DType.I64), best.node())
+
+    def _outside(
+        self, what: str, i: Node, extent: Node, bounds: tuple[Linear, ...], words: str, span: Span | None
+    ) -> None:
+        self.sink.error(
+            "E0401",
+            f"{what} leaves its axis, which has extent {spell(extent)}",
+            span,
+            note=f"it reaches {spell(bounds[0].node())}, {words}",
+            help=f"guard the read: `where({self._guard(i, extent)}, …, 0)`, or cut the range with a predicate",
+        )
+
+    def _cannot_prove(self, what: str, i: Node, extent: Node, span: Span | None) -> None:
+        self.sink.error(
+            "E0402",
+            f"{what} cannot be shown to stay in its axis, which has extent {spell(extent)}",
+            span,
+            note="sums, products, `//`, `%`, `min` and `max` of indices, extents and scalars can be followed",
+            help=f"clamp it: `max(0, min({spell(i)}, {spell(extent)} - 1))`",
+        )
+
+    def _guard(self, i: Node, extent: Node) -> str:
+        text = spell(i)
+        return f"0 <= {text} and {text} < {spell(extent)}"
+
+    # ------------------------------------------------------------ divisors
+
+    def _divisor(self, n: Node, place: Place) -> None:
+        """An integer divisor of extents and scalars must not be 0; what a tensor holds may be, the quotient is then 0."""
+        divisor = n.args[1]
+        if isinstance(divisor, Const):
+            if divisor.value == 0:
+                self.sink.error(
+                    "E0403", f"`{spell(n)}` divides by 0", n.span, help="divide by something else"
+                )
+            return
+        if _from_tensors(divisor):
+            return
+        message = f"`{spell(n)}` divides by `{spell(divisor)}`, which is 0"
+        if uniform(divisor):
+            self.divisors.append(
+                self._check(apply("ne", divisor, const(0, DType.I64)), place, message, n.span)
+            )
+            return
+        nonempty = frozenset(self.graph.axes[a] for a in place.axes)
+        reach = self._intervals(place, nonempty).of(divisor)
+        above = self._side(tuple(b.plus(Linear({}, -1)) for b in reach.lo), nonempty) if reach.lo else False
+        if above is False:
+            self.sink.error(
+                "E0403",
+                f"the divisor `{spell(divisor)}` may be 0",
+                divisor.span or n.span,
+                help=f"guard the division: `where({spell(divisor)} > 0, …, 0)`",
+            )
+        elif isinstance(above, Node):
+            message = f"`{spell(n)}` divides by `{spell(divisor)}`, which may be 0"
+            self.divisors.append(self._check(above, place, message, n.span))
+
+    # ------------------------------------------------------------ checks
+
+    def _check(self, condition: Node, place: Place, message: str, span: Span | None) -> Check:
+        """The condition, needed only where no axis in scope is empty and the guards on extents and scalars hold."""
+        extents = dict.fromkeys(self.graph.axes[a] for a in sorted(place.axes))
+        excuses = [apply("eq", e, const(0, DType.I64)) for e in extents if not isinstance(e, Const)]
+        excuses += [apply("not", g) for g in place.guards if uniform(g)]
+        return Check(
+            fold(lambda a, b: apply("or", b, a), reversed(excuses), condition), "bounds", message, span
+        )
+
+
+def _divides(n: Node) -> bool:
+    return isinstance(n, Apply) and n.op in ("floordiv", "mod") and n.dtype.is_integer

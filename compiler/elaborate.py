@@ -53,7 +53,11 @@ def _chosen(kernel: syntax.Kernel, dtypes: Mapping[str, DType]) -> dict[str, DTy
     for name in dtypes:
         if name not in parameters:
             known = ", ".join(parameters) or "none"
-            raise refuse("E0308", f"`{kernel.name.name}` has no dtype parameter `{name}`; it has: {known}", kernel.name.span)
+            raise refuse(
+                "E0308",
+                f"`{kernel.name.name}` has no dtype parameter `{name}`; it has: {known}",
+                kernel.name.span,
+            )
     for name, parameter in parameters.items():
         allowed = [NAMES[a.name] for a in parameter.alternatives]
         chosen[name] = dtypes.get(name, allowed[0])
@@ -192,7 +196,9 @@ class _Kernel:
                 self.declared.failed.add(name)
         for name, output in self.declared.outputs.items():
             if name not in self.declared.definitions and name not in self.declared.failed:
-                self.sink.error("E0214", f"output `{name}` is never defined", output.span, help=f"add `{name}[…] = …`")
+                self.sink.error(
+                    "E0214", f"output `{name}` is never defined", output.span, help=f"add `{name}[…] = …`"
+                )
 
     def _statement(self, statement: syntax.Statement) -> None:
         d, name = self.declared, statement.target.name
@@ -205,7 +211,13 @@ class _Kernel:
         scope = NOWHERE.with_axes(target.axes)
         value = self.expressions.evaluate(statement.value, scope)
         elements = self._elements(statement, scope) if updates else None
-        dtype = d.tensors[name].dtype if updates else d.outputs[name].dtype if name in d.outputs else value.node.dtype
+        dtype = (
+            d.tensors[name].dtype
+            if updates
+            else d.outputs[name].dtype
+            if name in d.outputs
+            else value.node.dtype
+        )
         node = stored(value, dtype, name, statement.value.span, self.sink)
         if node is None or (updates and elements is None):
             return
@@ -222,10 +234,15 @@ class _Kernel:
         if name in d.tensors:
             if not d.tensors[name].inout:
                 self.sink.error(
-                    "E0215", f"parameter `{name}` is read only", span, help=f"declare it `{name}: inout …` to update it"
+                    "E0215",
+                    f"parameter `{name}` is read only",
+                    span,
+                    help=f"declare it `{name}: inout …` to update it",
                 )
             elif any(u.name == name for u in self.updates):
-                self.sink.error("E0216", f"`{name}` is updated twice", span, help="put both into one statement")
+                self.sink.error(
+                    "E0216", f"`{name}` is updated twice", span, help="put both into one statement"
+                )
                 return False
             return d.tensors[name].inout
         if statement.op == "+=":
@@ -291,7 +308,9 @@ class _Kernel:
             )
         elif name in self.declared.scalars or name in self.declared.extents:
             kind = "scalar parameter" if name in self.declared.scalars else "extent"
-            self.sink.error("E0218", f"`{name}` is a {kind} and cannot be an index", bound.span, help="use another name")
+            self.sink.error(
+                "E0218", f"`{name}` is a {kind} and cannot be an index", bound.span, help="use another name"
+            )
         else:
             return True
         return False
@@ -305,7 +324,11 @@ class _Kernel:
             explicit = self.expressions.extent(bound.extent, NOWHERE, f"the range of `{name}`")
         elif given is None:
             found = uses.get(name)
-            return None if found is None else the_extent(bound.name, found, self.declared.extents, spell, self.sink)
+            return (
+                None
+                if found is None
+                else the_extent(bound.name, found, self.declared.extents, spell, self.sink)
+            )
         if explicit is not None and given is not None and explicit is not given:
             self.sink.error(
                 "E0202",
@@ -325,7 +348,9 @@ class _Kernel:
         shape = d.tensors[name].shape
         if len(shape) != len(statement.indices):
             self.sink.error(
-                "E0207", f"`{name}` has {len(shape)} axes, but {len(statement.indices)} indices are given", statement.span
+                "E0207",
+                f"`{name}` has {len(shape)} axes, but {len(statement.indices)} indices are given",
+                statement.span,
             )
             return None
         bound: dict[str, syntax.BoundIndex] = {}
@@ -338,7 +363,9 @@ class _Kernel:
             if isinstance(expr, syntax.Name) and expr.name not in rebound and not d.names(expr.name):
                 bound.setdefault(expr.name, syntax.BoundIndex(expr.span, expr, None))
         order = list(bound.values())
-        return self._axes(statement, order, {k: given[b.name.name] for k, b in enumerate(order) if b.name.name in given})
+        return self._axes(
+            statement, order, {k: given[b.name.name] for k, b in enumerate(order) if b.name.name in given}
+        )
 
     def _is_value(self, entry: syntax.BoundIndex) -> bool:
         """A bare name on the left of an update that is a scalar or an extent: a place, no index."""
@@ -360,8 +387,6 @@ class _Kernel:
         assert update.target is not None
         used = ir.NO_AXES.union(*(n.axes for n in update.target))
         missing = [a for a in update.axes if a not in used]
-        free = [a for a in sorted(update.value.axes - frozenset(update.axes))]
-        assert not free
         if missing and not update.accumulate:
             self.sink.error(
                 "E0219",
@@ -484,4 +509,3 @@ def _degree(expr: syntax.Expr, name: str, degree: Mapping[int, int | None]) -> i
             parts = (degree[id(expr.left)], degree[id(expr.right)])
             return 0 if parts == (0, 0) else None
     return None
-

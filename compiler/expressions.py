@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce as fold
+from itertools import pairwise
 
 from ..dsl import syntax
 from ..dsl.diagnostics import Diagnostics
@@ -22,8 +23,18 @@ from .spelling import spell
 from .tensor_ir import ARITY, Node
 
 BINARY = {
-    **{"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "mod", "and": "and", "or": "or"},
-    **{"<": "lt", "<=": "le", "==": "eq", "!=": "ne"},
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floordiv",
+    "%": "mod",
+    "and": "and",
+    "or": "or",
+    "<": "lt",
+    "<=": "le",
+    "==": "eq",
+    "!=": "ne",
 }
 SWAPPED = {">": "lt", ">=": "le"}
 
@@ -99,7 +110,11 @@ class Declared:
     def axis_for(self, name: str, extent: Node, taken: frozenset[str]) -> str:
         """The axis of an index: shared where name and extent agree and it is not in use, fresh (`n_1`) otherwise."""
         candidate, count = name, 0
-        while candidate in taken or self.axes.get(candidate, extent) is not extent or self._clashes(candidate, name):
+        while (
+            candidate in taken
+            or self.axes.get(candidate, extent) is not extent
+            or self._clashes(candidate, name)
+        ):
             count += 1
             candidate = f"{name}_{count}"
         self.axes.setdefault(candidate, extent)
@@ -152,7 +167,7 @@ class Expressions:
                 return self._call(expr, scope)
             case syntax.BracketCall():
                 return self._bracket_call(expr, scope)
-        return self._leaf(expr, scope)
+        return _ready(self._leaf(expr, scope))
 
     def _span(self, node: syntax.Node, scope: Scope) -> Span:
         """Where a node points to: into a `fn` of the same file, to the call where the `fn` is of another."""
@@ -161,7 +176,7 @@ class Expressions:
 
     # ------------------------------------------------------------ names and literals
 
-    def _leaf(self, expr: syntax.Expr, scope: Scope) -> Visit:
+    def _leaf(self, expr: syntax.Expr, scope: Scope) -> Value:
         span = self._span(expr, scope)
         match expr:
             case syntax.Number():
@@ -171,7 +186,6 @@ class Expressions:
             case syntax.Name():
                 return self._name(expr, scope)
         raise TypeError(f"{type(expr).__name__} is no expression")
-        yield  # makes this a generator like its siblings
 
     def _name(self, expr: syntax.Name, scope: Scope) -> Value:
         span = self._span(expr, scope)
@@ -236,7 +250,8 @@ class Expressions:
             return self._no_tensor(name, span, scope)
         if len(shape) != len(indices):
             return self._rank_error(name, len(indices), len(shape), span)
-        if not all([expect_integer(v, f"an index of `{name}`", span, self.sink) for v in indices]):
+        sound = [expect_integer(v, f"an index of `{name}`", span, self.sink) for v in indices]
+        if not all(sound):
             return refused(span)
         return Value(ir.read(name, (v.node for v in indices), d.dtype_of(name), span))
 
@@ -270,7 +285,7 @@ class Expressions:
             value = yield operand, scope
             values.append(value)
         span = self._span(expr, scope)
-        links = [self._link(op, *pair, span) for op, pair in zip(expr.ops, _pairs(values), strict=True)]
+        links = [self._link(op, *pair, span) for op, pair in zip(expr.ops, pairwise(values), strict=True)]
         return fold(lambda a, b: operate("and", (a, b), span, self.sink), links)
 
     def _link(self, op: str, left: Value, right: Value, span: Span) -> Value:
@@ -360,9 +375,7 @@ class Expressions:
         predicate = fold(conjunction, dict.fromkeys(s.predicate for s in sets), None)
         return result if predicate is None else Value(ir.when(result.node, predicate, span))
 
-    def _bind(
-        self, call: syntax.BracketCall, scope: Scope, reducing: bool
-    ) -> tuple[Scope, list[Set] | None]:
+    def _bind(self, call: syntax.BracketCall, scope: Scope, reducing: bool) -> tuple[Scope, list[Set] | None]:
         """The scope inside the brackets, and what each bound name stands for; None after an error.
 
         A reduction binds anew. A `fn` leaves an index that is in scope to whoever bound it.
@@ -389,7 +402,9 @@ class Expressions:
                 sets[name] = Set((new[name],), None)
         return scope.with_axes(new), None if failed else list(sets.values())
 
-    def _inferred(self, call: syntax.BracketCall, scope: Scope, reducing: bool) -> dict[str, list[Use] | None]:
+    def _inferred(
+        self, call: syntax.BracketCall, scope: Scope, reducing: bool
+    ) -> dict[str, list[Use] | None]:
         wanted = [
             b.name.name
             for b in call.bound
@@ -416,7 +431,10 @@ class Expressions:
         """An explicit range on an index that is bound already must repeat its extent."""
         if bound.extent is None:
             return
-        extent, have = self.extent(bound.extent, scope, f"the range of `{bound.name.name}`"), self.declared.axes[axis]
+        extent, have = (
+            self.extent(bound.extent, scope, f"the range of `{bound.name.name}`"),
+            self.declared.axes[axis],
+        )
         if extent is not None and extent is not have:
             self.sink.error(
                 "E0202",
@@ -481,8 +499,10 @@ def _bracket_fits(fn: syntax.Fn, sets: Sequence[Set]) -> bool:
     return bool(sets) if len(fn.bracket) == 1 else len(sets) == len(fn.bracket)
 
 
-def _pairs(values: Sequence[Value]) -> list[tuple[Value, Value]]:
-    return list(zip(values[:-1], values[1:], strict=True))
+def _ready(value: Value) -> Visit:
+    """A visit that needs nothing."""
+    yield from ()
+    return value
 
 
 def conjunction(a: Node | None, b: Node | None) -> Node | None:
@@ -492,4 +512,6 @@ def conjunction(a: Node | None, b: Node | None) -> Node | None:
     return ir.apply("and", a, b, span=a.span)
 
 
-_WORDLESS = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "neg", "lt", "le", "eq", "ne", "and", "or", "not"})
+_WORDLESS = frozenset(
+    {"add", "sub", "mul", "div", "floordiv", "mod", "neg", "lt", "le", "eq", "ne", "and", "or", "not"}
+)

@@ -25,12 +25,26 @@ class Value:
 
 
 SYMBOLS = {
-    **{"add": "+", "sub": "-", "neg": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"},
-    **{"lt": "<", "le": "<=", "eq": "==", "ne": "!="},
+    "add": "+",
+    "sub": "-",
+    "neg": "-",
+    "mul": "*",
+    "div": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "lt": "<",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
 }
 _FOLD: dict[str, Callable[..., int | float]] = {
-    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv},
-    **{"floordiv": operator.floordiv, "mod": operator.mod, "neg": operator.neg},
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "neg": operator.neg,
 }
 INTEGER_RANGES = {
     DType.I64: (-(2**63), 2**63 - 1),
@@ -150,7 +164,12 @@ def _same_kind(
     if len(bools) == sides and op not in ("lt", "le"):
         return True
     if len(bools) == sides:
-        sink.error("E0303", f"`{name}` orders numbers, but both sides are bool", span, help="write `and`, `or`, `not`")
+        sink.error(
+            "E0303",
+            f"`{name}` orders numbers, but both sides are bool",
+            span,
+            help="write `and`, `or`, `not`",
+        )
         return False
     number = next(v for v in values[-sides:] if v.node.dtype is not DType.BOOL)
     sink.error(
@@ -209,7 +228,9 @@ def reduction(
         )
         return refused(span)
     if fn in ("argmax", "argmin") and len(bound) != 1:
-        sink.error("E0306", f"`{fn}` takes one index, not {len(bound)}", span, help="reduce the indices one by one")
+        sink.error(
+            "E0306", f"`{fn}` takes one index, not {len(bound)}", span, help="reduce the indices one by one"
+        )
         return refused(span)
     return Value(reduce(fn, bound, body.node, predicate, span))
 
@@ -219,7 +240,9 @@ def stored(value: Value, dtype: DType, name: str, span: Span | None, sink: Diagn
     if value.bad:
         return None
     if value.literal is not None and (dtype.is_float or exact(value.literal, dtype)):
-        return const(value.literal, dtype if dtype is DType.F64 or dtype.is_integer else DType.F32, value.node.span)
+        return const(
+            value.literal, dtype if dtype is DType.F64 or dtype.is_integer else DType.F32, value.node.span
+        )
     have = value.node.dtype
     if have is dtype or (have.is_float and dtype.is_float):
         return value.node
@@ -233,7 +256,9 @@ def stored(value: Value, dtype: DType, name: str, span: Span | None, sink: Diagn
         cast = f"select: `where(…, 1, 0)`, or cast it: `{dtype}(…)`"
     elif have.is_float:
         cast += " rounds toward zero, `floor`, `ceil` and `round` before it otherwise"
-    sink.error("E0307", f"`{name}` is {dtype}, but its value is {have}", value.node.span or span, note=why, help=cast)
+    sink.error(
+        "E0307", f"`{name}` is {dtype}, but its value is {have}", value.node.span or span, note=why, help=cast
+    )
     return None
 
 

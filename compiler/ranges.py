@@ -42,7 +42,8 @@ def is_reduction(call: syntax.BracketCall, fns: Iterable[str]) -> bool:
 
 def visible(roots: Iterable[syntax.Expr], fns: Iterable[str]) -> Iterator[tuple[syntax.Expr, frozenset[str]]]:
     """Every expression below `roots` with the names that reductions between rebind, in text order."""
-    stack: list[tuple[syntax.Expr, frozenset[str]]] = [(r, frozenset()) for r in roots][::-1]
+    nothing: frozenset[str] = frozenset()
+    stack = [(r, nothing) for r in reversed(list(roots))]
     while stack:
         expr, rebound = stack.pop()
         yield expr, rebound

@@ -113,7 +113,9 @@ def skip_zeros(n: Reduce, support: Support) -> Node:
     extra = [p for p in found.predicates if any(c not in conjuncts for c in _conjuncts(p))]
     if body is n.body and not extra:
         return n
-    predicate = fold(_both, extra, n.predicate) if n.predicate is not None else fold(_both, extra) if extra else None
+    predicate = (
+        fold(_both, extra, n.predicate) if n.predicate is not None else fold(_both, extra) if extra else None
+    )
     return reduce("sum", n.bound, body, predicate, n.span)
 
 

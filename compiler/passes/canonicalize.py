@@ -111,7 +111,9 @@ def _supports(graph: Graph) -> dict[str, tuple[tuple[str, ...], Node]]:
 class _Skipping:
     """The rule `sum_j(p[.., j] * y) -> sum_j[P](p[.., j] * y)` for definitions p that are 0 outside P, with its remark."""
 
-    def __init__(self, graph: Graph, supports: Mapping[str, tuple[tuple[str, ...], Node]], remarks: Remarks) -> None:
+    def __init__(
+        self, graph: Graph, supports: Mapping[str, tuple[tuple[str, ...], Node]], remarks: Remarks
+    ) -> None:
         self.supports = supports
         self.inliner = Inliner(graph, frozenset(d.name for d in graph.definitions))
         self.remarks = remarks
@@ -134,7 +136,12 @@ class _Skipping:
 
 def _count(n: Reduce, axes: Mapping[str, Node]) -> Node:
     """sum[j](c) -> c * extent of j, for an integer constant c and no predicate"""
-    if n.fn != "sum" or n.predicate is not None or not isinstance(n.body, Const) or not n.body.dtype.is_integer:
+    if (
+        n.fn != "sum"
+        or n.predicate is not None
+        or not isinstance(n.body, Const)
+        or not n.body.dtype.is_integer
+    ):
         return fixpoint(n)
     total: Node = n.body
     for axis in n.bound:
@@ -284,11 +291,21 @@ def _widens(narrow: DType, wide: DType) -> bool:
 
 
 _FOLD: dict[str, Callable[..., float]] = {
-    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "abs": abs},
-    **{"min": min, "max": max, "floordiv": operator.floordiv, "mod": operator.mod},
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
 }
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    **{"lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne},
+    "lt": operator.lt,
+    "le": operator.le,
+    "eq": operator.eq,
+    "ne": operator.ne,
 }
 
 

@@ -11,7 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..inline import Inliner
-from ..tensor_ir import Definition, Graph, Index, Node, Read, Reduce, index, reduce, rename_axes, rewrite, walk
+from ..tensor_ir import (
+    Definition,
+    Graph,
+    Index,
+    Node,
+    Read,
+    Reduce,
+    index,
+    reduce,
+    rename_axes,
+    rewrite,
+    walk,
+)
 
 
 def unify_axes(graph: Graph) -> Graph:
