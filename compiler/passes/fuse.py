@@ -224,7 +224,9 @@ def _scratch(graph: Graph, programs: list[tile.TileProgram]) -> tuple[tile.Param
     return tuple(with_fields(p, mode="out") for p in found.values())
 
 
-def regions(graph: Graph, stored: frozenset[str], merge: bool, remarks: Remarks) -> tuple[Graph, tuple[Region, ...]]:
+def regions(
+    graph: Graph, stored: frozenset[str], merge: bool, remarks: Remarks
+) -> tuple[Graph, tuple[Region, ...]]:
     """The launches of a grouping, in an order that respects what they read, and the graph with the axes they use.
 
     `merge`: roots that share reductions run in one launch; without it each stored tensor has a launch of its own.
@@ -234,7 +236,10 @@ def regions(graph: Graph, stored: frozenset[str], merge: bool, remarks: Remarks)
     expanded = [inliner.definition(d) for d in kept]
     named = [(inliner.value(n), name) for n, name in graph.names.items()]
     named += [(v, n) for n, v in inliner.expanded.items()]
-    together = [*(d.value for d in expanded), *(n for n, _ in named)]  # changed at once, so that names follow their nodes
+    together = [
+        *(d.value for d in expanded),
+        *(n for n, _ in named),
+    ]  # changed at once, so that names follow their nodes
     values = normalize(simplify(together, inliner.axes), inliner.axes, remarks)
     roots = [with_fields(d, value=v) for d, v in zip(expanded, values[: len(expanded)], strict=True)]
     hints = tuple(zip(values[len(expanded) :], (name for _, name in named), strict=True))

@@ -209,7 +209,9 @@ class _Lowering:
             domain: tuple[Expr, ...] = ()
         else:
             yields = self.steps(body, c, names)
-            domain = tuple(self.expr(body, p) for p in bounds.domain)
+            domain = tuple(
+                self.expr(_Frame(None, frozenset()), p) for p in bounds.domain
+            )  # no names: it stands outside
         span = c.states[0].reduction.span
         frame.statements.append(
             tile.For(loop_axis, carries, tuple(body.statements), yields, domain, span=span)

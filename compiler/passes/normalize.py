@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ...dsl.types import DType
 from ..remarks import Remarks
 from ..tensor_ir import (
     Apply,
@@ -13,6 +14,7 @@ from ..tensor_ir import (
     Reduce,
     apply,
     const,
+    index,
     rebuild,
     reduce,
     rename_axes,
@@ -26,7 +28,7 @@ def normalize(roots: list[Node], axes: Mapping[str, Node], remarks: Remarks) -> 
 
     def rule(n: Node) -> Node:
         if isinstance(n, Reduce):
-            n = aligned(n, axes)
+            n = by_position(aligned(n, axes))
         if not isinstance(n, Reduce) or n.fn != "sum":
             return n
         out = _hoist(n)
@@ -54,6 +56,23 @@ def aligned(n: Reduce, axes: Mapping[str, Node]) -> Node:
         return rename_axes(r, dict(zip(r.bound, n.bound, strict=True)))
 
     return rebuild(n, tuple(replace(n.args, rule)))
+
+
+def by_position(n: Node) -> Node:
+    """argmax_j x -> min_j[x == max_j x or x is NaN] j, -1 for an empty set; argmin alike
+
+    The maximum is NaN exactly if an element is, and then the first NaN is the answer (DESIGN 8, "Specials").
+    """
+    if not isinstance(n, Reduce) or n.fn not in ("argmax", "argmin") or len(n.bound) != 1:
+        return n
+    best = reduce(n.fn.removeprefix("arg"), n.bound, n.body, n.predicate, n.span)
+    hit = apply("eq", n.body, best)
+    if n.body.dtype.is_float:
+        hit = apply("or", hit, apply("ne", n.body, n.body))
+    here = hit if n.predicate is None else apply("and", n.predicate, hit)
+    first = reduce("min", n.bound, index(n.bound[0]), here, n.span)
+    nothing = const(2**63 - 1, DType.I64)
+    return apply("where", apply("eq", first, nothing), const(-1, DType.I64), first, span=n.span)
 
 
 def _hoist(n: Reduce) -> Node:

@@ -10,6 +10,7 @@ A grid axis is cut into tiles where an operand of a contraction has it for itsel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,8 @@ class TileSizes:
     """Default tile sizes of a target, by what the axis is for.
 
     row, column, inner: a contraction's output rows and columns and its reduced axis; query, key: rows and loop axis of a
-    cascade around a contraction; line, lines: the loop axis and the grid axis of row reductions; flat: elementwise.
+    cascade around a contraction; line, lines: the loop axis and the grid axis of row reductions; flat: elementwise;
+    volume: the most elements that one tile may have.
     """
 
     row: int
@@ -38,10 +40,15 @@ class TileSizes:
     line: int
     lines: int
     flat: int
+    volume: int
 
 
-CPU_TILES = TileSizes(row=64, column=128, inner=256, query=64, key=128, line=1024, lines=4, flat=1024)
-CUDA_TILES = TileSizes(row=64, column=64, inner=16, query=32, key=32, line=256, lines=4, flat=1024)
+CPU_TILES = TileSizes(
+    row=64, column=128, inner=256, query=64, key=128, line=1024, lines=4, flat=1024, volume=1 << 16
+)
+CUDA_TILES = TileSizes(
+    row=64, column=64, inner=16, query=32, key=32, line=256, lines=4, flat=1024, volume=1 << 12
+)
 
 
 def tile_sizes(target: Target) -> TileSizes:
@@ -71,14 +78,14 @@ def axis_plan(
 ) -> AxisPlan:
     """The plan of one region: the schedule's tile sizes where it states them, the target's defaults elsewhere."""
     roles = axis_roles(graph, region, sizes)
-    default = _default_tiles(roles, tile_sizes(target))
+    chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
+    limits = tile_sizes(target)
+    default = _bounded(_default_tiles(region, roles, limits), chosen, region, limits.volume, _in_order(graph))
     tiles: list[tuple[str, int | None]] = []
     for axis in (*roles.grid, *roles.whole, *roles.reduced, *roles.serial):
         stated = schedule.tile(region.name, axis)
         size = default.get(axis) if stated is None else (stated if stated > 1 else None)
-        if axis in roles.whole:
-            size = max(1, axis_size(graph, axis, sizes) or 1)
-        tiles.append((axis, size))
+        tiles.append((axis, chosen.get(axis, size)))
     shown = ", ".join(f"{a} by {n}" if n else f"{a} by 1" for a, n in tiles)
     remarks.add(
         "applied", "schedule", "tiles", f"{region.name}: grid {', '.join(roles.grid) or 'none'}; tiles {shown}",
@@ -177,7 +184,7 @@ def _in_index_arithmetic(values: list[Node], axis: str) -> bool:
     )
 
 
-def _default_tiles(roles: Roles, s: TileSizes) -> dict[str, int | None]:
+def _default_tiles(region: Region, roles: Roles, s: TileSizes) -> dict[str, int | None]:
     out: dict[str, int | None] = dict.fromkeys(roles.grid)
     loops = (*roles.reduced, *roles.serial)
     if roles.contraction_inside:
@@ -189,6 +196,31 @@ def _default_tiles(roles: Roles, s: TileSizes) -> dict[str, int | None]:
     elif loops:
         out.update(dict.fromkeys(roles.tiled, s.lines))
         out.update(dict.fromkeys(loops, s.line))
+        # of several axes reduced together, or written together, only the last is a line
+        sets = [r.bound for r in reductions(region.values)]
+        sets += [tuple(a for a in d.axes if a in roles.serial or a in roles.reduced) for d in region.roots]
+        out.update({a: None for axes in sets for a in axes[:-1]})
     else:
         out.update(dict.fromkeys(roles.tiled, s.flat))
     return out
+
+
+def _bounded(
+    tiles: dict[str, int | None],
+    whole: Mapping[str, int],
+    region: Region,
+    volume: int,
+    order: Callable[[Iterable[str]], tuple[str, ...]],
+) -> dict[str, int | None]:
+    """Halve the greatest tile sizes until no value of the region fills more than `volume` elements."""
+    products = {
+        r.body for r in reductions(region.values) if r.fn == "sum" and contraction(r.body, frozenset(r.bound))
+    }
+    for axes in dict.fromkeys(order(n.axes) for n in walk(region.values) if n not in products):
+        while True:
+            sizes = {a: tiles.get(a) or whole.get(a, 1) for a in axes}
+            largest = max((a for a in axes if (tiles.get(a) or 1) > 1), key=sizes.__getitem__, default=None)
+            if math.prod(sizes.values()) <= volume or largest is None:
+                break
+            tiles[largest] = sizes[largest] // 2 if sizes[largest] > 2 else None
+    return tiles
