@@ -20,7 +20,7 @@ from .passes.fuse import Fused, Ledger, fuse
 from .region import AxisPlan, Region
 from .remarks import Remark, Remarks
 from .schedule import Schedule, print_schedule
-from .target import Target
+from .target import CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
 from .tile_ir import TileModule
@@ -87,7 +87,7 @@ def compile_kernel(
     fused, ledger = fuse(graph, plain, target, sizes, remarks)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, fused)
-    source = (simt if target.is_cuda else cpu).generate(fused.module, target)
+    source = simt.generate(fused.module, target) if isinstance(target, CudaTarget) else cpu.generate(fused.module)
     statics = {e: n for p in fused.module.programs for e, n in p.statics}
     snapshots = {
         "tensor": print_graph(written),
