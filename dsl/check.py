@@ -90,6 +90,13 @@ def _check_body(fn: s.Fn, body: s.Expr, values: set[str], program: s.Program, fo
     calls = Calls(found, program.fns, values=frozenset(values))
     for expr in s.walk(body):
         match expr:
+            case s.Name() if expr.name in brackets - values:
+                found.error(
+                    "E0109",
+                    f"`{expr.name}` stands for the indices to run over and is no value",
+                    expr.span,
+                    help=f"use it in the bracket of a reduction: sum[{expr.name}](…)",
+                )
             case s.Subscript():
                 _subscript_in_fn(expr, values, found)
             case s.Call():
@@ -97,12 +104,12 @@ def _check_body(fn: s.Fn, body: s.Expr, values: set[str], program: s.Program, fo
             case s.BracketCall():
                 calls.check(expr)
                 _bound_in_fn(expr, brackets, values, found)
-    known = {*values, "inf"}
+    known = {*values, *brackets, "inf"}
     reads = [part for part in s.walk(body) if isinstance(part, s.Subscript)]
     known.update(part.name for read in reads for part in s.walk(read) if isinstance(part, s.Name))
     names = free_indices(body, {}, lambda n: {} if n.name in known else {(n.name, ""): n})
     for name in names.values():
-        _unknown_in_fn(name, brackets, values, fn, found)
+        _unknown_in_fn(name, values, fn, found)
 
 
 def _subscript_in_fn(expr: s.Subscript, values: set[str], found: Diagnostics) -> None:
@@ -136,15 +143,7 @@ def _bound_in_fn(call: s.BracketCall, brackets: set[str], values: set[str], foun
             )
 
 
-def _unknown_in_fn(name: s.Name, brackets: set[str], values: set[str], fn: s.Fn, found: Diagnostics) -> None:
-    if name.name in brackets:
-        found.error(
-            "E0109",
-            f"`{name.name}` stands for the indices to run over and is no value",
-            name.span,
-            help=f"use it in the bracket of a reduction: sum[{name.name}](…)",
-        )
-        return
+def _unknown_in_fn(name: s.Name, values: set[str], fn: s.Fn, found: Diagnostics) -> None:
     found.error(
         "E0101",
         f"the `fn` {fn.name.name} knows no `{name.name}`",

@@ -12,6 +12,7 @@ from .diagnostics import Diagnostics
 from .foreign import FOREIGN_DTYPES
 from .free import Free, Leaks, free_indices
 from .ordering import first_cycle
+from .source import Span
 from .suggest import did_you_mean
 from .types import NAMES
 from .vocabulary import BUILT_IN, LATER_DTYPES
@@ -52,6 +53,8 @@ class _Kernel:
     found: Diagnostics
     symbols: dict[str, Symbol] = field(default_factory=dict)
     indices: set[str] = field(default_factory=set)
+    unsized: set[str] = field(default_factory=set)
+    faulty: list[Span] = field(default_factory=list)
 
     # ---- declarations
 
@@ -179,6 +182,9 @@ class _Kernel:
             self._unbound_extent(name)
 
     def _unbound_extent(self, name: s.Name) -> None:
+        if name.name in self.unsized:
+            return
+        self.unsized.add(name.name)
         extents = [n for n, symbol in self.symbols.items() if symbol.kind == "extent"]
         near = did_you_mean(name.name, extents)
         declared = f"declare it: kernel {self.kernel.name.name}<{name.name}: extent>(…)"
@@ -364,6 +370,7 @@ class _Kernel:
     def _unknown_tensor(self, read: s.Subscript) -> None:
         name = read.tensor.name
         if name in BUILT_IN or name in self.fns:
+            self.faulty.append(read.span)
             inner = ", ".join(i.span.text for i in read.indices)
             self.found.error(
                 "E0102",
@@ -404,6 +411,8 @@ class _Kernel:
 
     def _unbound(self, at: s.Name, statement: s.Statement) -> None:
         name = at.name
+        if any(span.start <= at.span.start < span.end for span in self.faulty):
+            return
         if name in self.indices or _subscripts(statement.value, name):
             names = [i.name.name if isinstance(i, s.BoundIndex) else i.span.text for i in statement.indices]
             left = ", ".join([*names, name])

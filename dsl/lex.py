@@ -244,7 +244,8 @@ class _Stream:
             self.problems.append(token.problem)
             if len(self.problems) == MAX_PROBLEMS:
                 raise TileError(self.problems)
-        if len(self.open_at) >= MAX_NESTING or self.signs > MAX_NESTING:
+        opens = token.text in OPENERS and token.type != "BAD"
+        if (opens and len(self.open_at) >= MAX_NESTING) or self.signs > MAX_NESTING:
             what = (
                 "`-` and `not` stand in a row"
                 if self.signs > MAX_NESTING

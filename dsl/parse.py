@@ -371,7 +371,7 @@ class _Build(Transformer[Token, Any]):
         name, bracket = parts
         if bracket.predicate is not None:
             raise refuse(
-                "E0033",
+                "E0036",
                 f"`{name.text}[… | …]` is a read, and a read takes no condition",
                 bracket.predicate.span,
                 help=f"write where(condition, {name.text}[…], 0), or put the condition into a reduction's bracket",

@@ -68,8 +68,9 @@ class Node:
             elif isinstance(item, Node):
                 waiting.extend(reversed(_pieces(item)))
             elif isinstance(item, tuple):
-                inner = [piece for part in item for piece in (part, _Text(", "))]
-                waiting.extend(reversed([_Text("("), *(inner if len(item) == 1 else inner[:-1]), _Text(")")]))
+                inner = [piece for part in item for piece in (_Text(", "), part)]
+                close = _Text(",)" if len(item) == 1 else ")")
+                waiting.extend(reversed([_Text("("), *inner[1:], close]))
             else:
                 out.append(repr(item))
         return "".join(out)

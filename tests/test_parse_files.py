@@ -1,0 +1,123 @@
+"""Files: imports, the prelude, encodings, and names that clash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tileloom.dsl.diagnostics import Diagnostic, TileError
+from tileloom.dsl.load import load, parse
+
+KERNEL = "kernel {0}(x: f32[N]) -> o: f32[N] {{\n    o[n] = {1}(x[n])\n}}\n"
+
+
+def write(folder: Path, **files: str) -> Path:
+    """Write `name.tile` files and return the path of the first."""
+    for name, text in files.items():
+        (folder / f"{name}.tile").write_text(text, encoding="utf-8")
+    return folder / f"{next(iter(files))}.tile"
+
+
+def errors(path: Path) -> list[Diagnostic]:
+    with pytest.raises(TileError) as caught:
+        load(path)
+    return caught.value.diagnostics
+
+
+def test_prelude_is_always_there() -> None:
+    wanted = {"softmax", "softmax_sink", "logsumexp", "mean", "var", "rmsnorm", "layernorm"}
+    wanted |= {"gelu", "silu", "sigmoid", "softcap"}
+    assert wanted <= set(parse("").fns)
+
+
+def test_imports_come_first_and_once(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    write(
+        tmp_path / "lib",
+        base="fn twice(x) = 2 * x\n",
+        mid='import "base.tile"\nfn four(x) = twice(twice(x))\n',
+    )
+    main = write(
+        tmp_path, main='import "lib/mid.tile"\nimport "lib/base.tile"\n' + KERNEL.format("k", "four")
+    )
+    program = load(main)
+    assert list(program.fns)[-2:] == ["twice", "four"]
+    assert [Path(source.name).name for source in program.sources] == [
+        "prelude.tile",
+        "base.tile",
+        "mid.tile",
+        "main.tile",
+    ]
+
+
+def test_a_file_that_imports_itself(tmp_path: Path) -> None:
+    (found,) = errors(write(tmp_path, a='import "a.tile"\n'))
+    assert (found.code, found.message) == ("E0202", "'a.tile' imports itself")
+
+
+def test_a_circle_of_imports_is_named(tmp_path: Path) -> None:
+    main = write(
+        tmp_path, a='import "b.tile"\n', b='\nimport "c.tile"\n', c=f'import "../{tmp_path.name}/a.tile"\n'
+    )
+    (found,) = errors(main)
+    assert (found.code, found.note) == ("E0202", "a.tile → b.tile → c.tile → a.tile")
+
+
+def test_a_thousand_imports_in_a_row(tmp_path: Path) -> None:
+    files = {f"f{i}": f'import "f{i + 1}.tile"\n' for i in range(1000)}
+    assert "last" in load(write(tmp_path, **files, f1000="fn last(x) = x\n")).fns
+
+
+def test_missing_files_are_all_reported(tmp_path: Path) -> None:
+    found = errors(write(tmp_path, a='import "b.tile"\nimport "c.tile"\nimport "."\n'))
+    assert [(d.code, d.span.line if d.span else 0) for d in found] == [
+        ("E0201", 1),
+        ("E0201", 2),
+        ("E0201", 3),
+    ]
+    (missing,) = errors(tmp_path / "none.tile")
+    assert missing.code == "E0201"
+    assert "none.tile" in missing.message
+
+
+def test_clash_names_both_places(tmp_path: Path) -> None:
+    main = write(tmp_path, a='import "b.tile"\n\nfn f(x) = x\n', b="# first\nfn f(x) = x\n")
+    (found,) = errors(main)
+    assert found.code == "E0203"
+    assert found.note is not None
+    assert f"{tmp_path / 'b.tile'}:2:4" in found.note
+    assert f"{main}:3:4" in found.note
+
+
+def test_errors_point_into_the_imported_file(tmp_path: Path) -> None:
+    (found,) = errors(write(tmp_path, a='import "b.tile"\n', b="fn f(x) = y\n"))
+    assert found.span is not None
+    assert (Path(found.span.source.name).name, found.span.line, found.span.column) == ("b.tile", 1, 11)
+
+
+def test_a_kernel_may_be_called_like_a_fn() -> None:
+    program = parse(KERNEL.format("silu", "silu"))
+    assert program["silu"].kernel.name.name == "silu"
+    with pytest.raises(KeyError, match="this program has: silu"):
+        program["sulu"]
+
+
+def test_bom_crlf_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.tile"
+    path.write_bytes(b"\xef\xbb\xbf" + KERNEL.format("k", "exp").replace("\n", "\r\n").encode())
+    assert load(path)["k"].kernel == parse(KERNEL.format("k", "exp"))["k"].kernel
+    path.write_bytes(b"# caf\xc3\xa9\n# caf\xe9\n")
+    (found,) = errors(path)
+    assert (found.code, "0xE9 on line 2" in found.message) == ("E0011", True)
+    path.write_bytes(b"fn f(x) = x\0\n")
+    (found,) = errors(path)
+    assert (found.code, "NUL" in found.message) == ("E0001", True)
+
+
+def test_a_huge_file_is_not_even_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.tile"
+    with path.open("wb") as file:
+        file.truncate(100_000_000)
+    (found,) = errors(path)
+    assert (found.code, "100000000" in found.message) == ("E0008", True)
