@@ -1,0 +1,185 @@
+"""Which thread holds which element of a tile: thread distributions as data.
+
+The threads of a block form a grid of rows and columns (columns fastest, so that neighbouring lanes hold neighbouring
+columns). Every tile axis is dealt cyclically to one side: thread row `r` of 8 holds positions r, r + 8, r + 16, …; thread
+sides a tile has no axis on hold copies. An axis has its side for the whole program, so tiles over the same axes agree
+element by element, and a row vector agrees with every tile that has its axis on rows. Where a tile holds two axes of one
+side, that tile alone is dealt otherwise, and a value that meets it has to pass through shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """An axis of `tile` positions dealt to 2**bits threads, told apart by the bits of the thread number from `low` on.
+
+    The thread with those bits = c holds positions c + i * 2**bits for i < count. bits = 0: every thread holds all.
+    """
+
+    tile: int
+    low: int = 0
+    bits: int = 0
+
+    @property
+    def step(self) -> int:
+        return 1 << self.bits
+
+    @property
+    def count(self) -> int:
+        return -(-self.tile // self.step)
+
+    @property
+    def even(self) -> bool:
+        """Is every dealt position inside the tile?"""
+        return self.tile % self.step == 0
+
+    @property
+    def mask(self) -> int:
+        """The bits of the thread number that tell its holders apart."""
+        return (self.step - 1) << self.low
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tile over `axes` lies in the registers of a block; elements of a thread are numbered row-major by count."""
+
+    axes: tuple[str, ...]
+    spreads: tuple[Spread, ...]
+
+    def spread(self, axis: str) -> Spread:
+        return self.spreads[self.axes.index(axis)]
+
+    @property
+    def elements(self) -> int:
+        """Values a thread holds."""
+        return math.prod(s.count for s in self.spreads)
+
+    @property
+    def mask(self) -> int:
+        """The bits of the thread number that matter; threads that differ elsewhere hold copies."""
+        return sum(s.mask for s in self.spreads)
+
+    def restrict(self, axes: Iterable[str]) -> Layout:
+        kept = tuple(a for a in self.axes if a in set(axes))
+        return Layout(kept, tuple(self.spread(a) for a in kept))
+
+    def serves(self, other: Layout) -> bool:
+        """Does each thread hold, of a tile laid so, exactly what its elements of `other` need (broadcast included)?"""
+        return all(
+            a in other.axes and other.spread(a) == s for a, s in zip(self.axes, self.spreads, strict=True)
+        )
+
+
+def bits_for(tile: int, available: int) -> int:
+    """How many of the available bits an axis takes: an even split where a decent one exists, else enough for all."""
+    whole = (tile & -tile).bit_length() - 1
+    wanted = whole if whole >= 3 else max(0, tile - 1).bit_length()
+    return min(available, wanted)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """The thread grid of one program and the side of every axis. `tiles` gives the tile size of every tile axis."""
+
+    row_bits: int
+    column_bits: int
+    tiles: dict[str, int]
+    rows: frozenset[str]
+
+    @property
+    def threads(self) -> int:
+        return 1 << (self.row_bits + self.column_bits)
+
+    def _row(self, axis: str) -> Spread:
+        return Spread(self.tiles[axis], self.column_bits, bits_for(self.tiles[axis], self.row_bits))
+
+    def _column(self, axis: str) -> Spread:
+        return Spread(self.tiles[axis], 0, bits_for(self.tiles[axis], self.column_bits))
+
+    def layout(self, axes: tuple[str, ...]) -> Layout:
+        """The layout of every tile over these axes."""
+        row, column = self._sides(axes)
+        table = {row: self._row, column: self._column}
+        return Layout(axes, tuple(table[a](a) if a in table else Spread(self.tiles[a]) for a in axes))
+
+    def _sides(self, axes: tuple[str, ...]) -> tuple[str | None, str | None]:
+        """The axis on rows and the one on columns: the first and last of their side; a lone side lends one over."""
+        rows = [a for a in axes if a in self.rows]
+        columns = [a for a in axes if a not in self.rows]
+        row, column = (rows or [None])[0], (columns or [None])[-1]
+        if row is None and len(columns) > 1:
+            row = columns[0]
+        if column is None and len(rows) > 1:
+            column = rows[-1]
+        return row, column
+
+    def copying(self, axes: tuple[str, ...]) -> Layout:
+        """A layout for moving a tile from memory: neighbouring threads along the last axis, all threads used."""
+        low, spreads = 0, []
+        for axis in reversed(axes):
+            bits = bits_for(self.tiles[axis], self.row_bits + self.column_bits - low)
+            spreads.append(Spread(self.tiles[axis], low, bits))
+            low += bits
+        return Layout(axes, tuple(reversed(spreads)))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Axes that one computation of the program spans: `kind` "dot" for a matrix product's result, else "map"."""
+
+    kind: str
+    axes: tuple[str, ...]
+
+
+VALUES_PER_THREAD = (
+    32  # a block is sized so that its largest product tile leaves each thread about this many values
+)
+LARGEST_BLOCK_BITS, SMALLEST_BLOCK_BITS = 8, 7  # 256 and 128 threads
+
+
+def deal(demands: Iterable[Demand], tiles: dict[str, int]) -> Deal:
+    """Sides for all axes, products first, and the thread grid that suits the first two-axis tile."""
+    wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
+    if not wide:
+        largest = max(tiles.values(), default=1)
+        bits = LARGEST_BLOCK_BITS if largest >= 8 << LARGEST_BLOCK_BITS else SMALLEST_BLOCK_BITS
+        return Deal(0, bits, tiles, frozenset())
+    sides: dict[str, bool] = {}
+    for demand in wide:
+        _choose_sides(demand.axes, sides)
+    row_bits, column_bits = _grid(wide[0], tiles)
+    return Deal(row_bits, column_bits, tiles, frozenset(a for a, is_row in sides.items() if is_row))
+
+
+def _size(d: Demand, tiles: dict[str, int]) -> int:
+    return math.prod(tiles[a] for a in d.axes)
+
+
+def _choose_sides(axes: tuple[str, ...], sides: dict[str, bool]) -> None:
+    """Give the last two axes opposite sides as far as they are still free."""
+    first, last = axes[-2:]
+    if first not in sides and last not in sides:
+        sides[first], sides[last] = True, False
+    sides.setdefault(first, not sides.get(last, False))
+    sides.setdefault(last, not sides[first])
+
+
+def _grid(main: Demand, tiles: dict[str, int]) -> tuple[int, int]:
+    """Row and column bits: square thread blocks for products, whole warps along columns for all else."""
+    rows, columns = (tiles[a] for a in main.axes[-2:])
+    wanted = (rows * columns // VALUES_PER_THREAD).bit_length() - 1
+    bits = max(SMALLEST_BLOCK_BITS, min(LARGEST_BLOCK_BITS, wanted))
+    if main.kind == "dot":
+        column_bits = min(range(3, 6), key=lambda c: (abs(_skew(rows, columns, bits - c, c)), -c))
+    else:
+        column_bits = max(min(5, bits_for(columns, bits)), bits - bits_for(rows, bits))
+    return bits - column_bits, column_bits
+
+
+def _skew(rows: int, columns: int, row_bits: int, column_bits: int) -> float:
+    return math.log2(max(rows / (1 << row_bits), 1)) - math.log2(max(columns / (1 << column_bits), 1))

@@ -1,0 +1,405 @@
+"""The one module that knows numba-cuda and cuda-python: types for generated source, assembly, launching.
+
+Assembly needs no GPU: numba-cuda lowers a kernel to PTX for any compute capability, nvJitLink makes the cubin and reports
+registers and spills, nvdisasm shows it. Contraction of a·b + c into one rounding is off (libNVVM option `-fma=0`), for
+exp(s·c - r) near the largest floats needs both roundings; products use explicit fused multiply-adds.
+
+Launching loads that cubin with the driver API and passes the parameters that `compiler/codegen/simt.py` documents: for
+each tensor its address and its strides in elements, then scalars, then extents, 8 bytes each but for 4-byte scalars.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import linecache
+import math
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..compiler.interpreter.tile import bind_extents, integer
+from ..compiler.target import CudaTarget
+from ..compiler.tile_ir import Param, TileModule
+from ..dsl.types import DType
+
+INSTALL = "pip install 'tileloom[cuda]'"
+if importlib.util.find_spec("numba_cuda") is None:
+    raise ImportError(
+        f"CUDA kernels need the package numba-cuda with its toolkit; install them with: {INSTALL}"
+    )
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses the name that NumPy 2.5 dropped
+    np.row_stack = np.vstack  # type: ignore[attr-defined]
+
+from numba import cuda, types
+from numba.cuda.compiler import compile_cuda, kernel_fixup
+from numba.cuda.cudadrv import nvvm
+from numba.cuda.extending import intrinsic
+
+__all__ = [
+    "ALL_LANES",
+    "boolean",
+    "cuda",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "inf",
+    "intrinsic",
+    "nan",
+    "types",
+    "u8",
+    "u16",
+]
+
+# What generated source imports.
+f64, f32 = types.float64, types.float32
+i64, i32, i16, i8 = types.int64, types.int32, types.int16, types.int8
+u16, u8, boolean = types.uint16, types.uint8, types.boolean
+inf, nan = math.inf, math.nan
+ALL_LANES = 0xFFFFFFFF
+
+TYPES = {
+    "f64": f64,
+    "f32": f32,
+    "i64": i64,
+    "i32": i32,
+    "i16": i16,
+    "i8": i8,
+    "u16": u16,
+    "u8": u8,
+    "boolean": boolean,
+}
+CTYPES = {
+    "f64": ctypes.c_double,
+    "f32": ctypes.c_float,
+    "i64": ctypes.c_int64,
+    "i32": ctypes.c_int32,
+    "boolean": ctypes.c_bool,
+}
+
+# ---------------------------------------------------------------- assembly
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """One kernel as machine code. `spill_bytes` sums spill stores and loads of a thread; `shared_bytes` is static.
+
+    `tasks(*extents)` gives how many blocks have work; `parameters` are the annotations of the source.
+    """
+
+    name: str
+    target: CudaTarget
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    threads: int
+    tasks: Callable[..., int] = field(repr=False)
+    parameters: tuple[str, ...] = field(repr=False)
+    log: str = field(repr=False)
+    seconds: float
+
+    @property
+    def sass(self) -> str:
+        return disassemble(self.cubin)
+
+
+def assemble(source: str, target: CudaTarget) -> dict[str, Assembled]:
+    """Every kernel of a generated source, assembled for a target, by name; needs no GPU.
+
+    Raises RuntimeError with the assembler's words where it refuses the code.
+    """
+    namespace = load(source)
+    return {name: _assemble_kernel(namespace, name, target) for name in namespace["LAUNCHES"]}
+
+
+def load(source: str) -> dict[str, Any]:
+    """Run generated source and give its names; its lines show up in tracebacks."""
+    path = f"<tileloom {hash(source) & 0xFFFFFFFF:08x}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    namespace: dict[str, Any] = {"__name__": "tileloom_generated"}
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def _assemble_kernel(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> Assembled:
+    start = time.perf_counter()
+    launch, function = namespace["LAUNCHES"][name], namespace[name].py_func
+    parameters = tuple(function.__annotations__.values())
+    ptx = _ptx(function, name, tuple(_type(p) for p in parameters), target, launch["threads"])
+    cubin, log = _link(ptx, target)
+    numbers = _numbers(log)
+    return Assembled(
+        name, target, ptx, cubin, **numbers, dynamic_shared_bytes=launch["shared_bytes"], threads=launch["threads"],
+        tasks=launch["tasks"], parameters=parameters, log=log, seconds=time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _type(annotation: str) -> Any:
+    pointee = annotation.removeprefix("*")
+    return TYPES[pointee] if pointee == annotation else types.CPointer(TYPES[pointee])
+
+
+def _ptx(
+    function: Callable[..., None], name: str, signature: tuple[Any, ...], target: CudaTarget, threads: int
+) -> str:
+    """As numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off."""
+    cc = (*target.capability, "a") if target.architecture_specific else target.capability
+    compiled = compile_cuda(function, types.void, signature, nvvm_options={"opt": 3, "fma": False}, cc=cc)
+    library = compiled.library
+    entry = compiled.fndesc.llvm_func_name
+    kernel = library.get_function(entry)
+    library._entry_name = entry
+    kernel_fixup(kernel, False)
+    nvvm.set_launch_bounds(kernel, (threads, 1))
+    text: str = library.get_asm_str(cc=cc)
+    return text.replace(entry, name)
+
+
+def _link(ptx: str, target: CudaTarget) -> tuple[bytes, str]:
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=LinkerOptions(arch=target.sm, verbose=True))
+    try:
+        cubin = linker.link("cubin").code
+    except Exception as refused:  # its class depends on which linker is present
+        raise RuntimeError(
+            f"the assembler refuses the code for {target.sm}: {linker.get_error_log() or refused}"
+        ) from refused
+    return cubin, linker.get_info_log()
+
+
+def _numbers(log: str) -> dict[str, int]:
+    def found(pattern: str) -> int:
+        return sum(int(n) for n in re.findall(pattern, log))
+
+    return {
+        "registers": int((re.findall(r"[Uu]sed (\d+) registers", log) or ["0"])[0]),
+        "stack_bytes": found(r"(\d+) bytes stack frame"),
+        "spill_bytes": found(r"(\d+) bytes spill"),
+        "shared_bytes": int((re.findall(r"(\d+) bytes smem", log) or ["0"])[-1]),
+    }
+
+
+def disassemble(cubin: bytes) -> str:
+    """SASS of a cubin, through the toolkit's nvdisasm."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        done = subprocess.run([_nvdisasm(), "-c", str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"nvdisasm: {done.stderr.strip()}")
+    return done.stdout
+
+
+@cache
+def _nvdisasm() -> str:
+    """The disassembler of the wheels, else of an installed toolkit."""
+    import shutil
+
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for path in (Path(root) / "cu13" / "bin" / name for name in ("nvdisasm", "nvdisasm.exe")):
+            if path.exists():
+                return str(path)
+    if found := shutil.which("nvdisasm"):
+        return found
+    raise RuntimeError(f"nvdisasm is not installed: {INSTALL}")
+
+
+# ---------------------------------------------------------------- the device
+
+
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call. Raises RuntimeError with the driver's words."""
+    error, *values = result
+    driver = _driver()
+    if error != driver.CUresult.CUDA_SUCCESS:
+        text = driver.cuGetErrorString(error)[1]
+        raise RuntimeError(f"CUDA driver: {text.decode() if text else error}")
+    return values[0] if len(values) == 1 else values
+
+
+@cache
+def _context(device: int = 0) -> Any:
+    """The primary context, which torch and CuPy use too."""
+    driver = _driver()
+    _checked(driver.cuInit(0))
+    handle = _checked(driver.cuDeviceGet(device))
+    context = _checked(driver.cuDevicePrimaryCtxRetain(handle))
+    return context
+
+
+@contextmanager
+def device(number: int = 0) -> Iterator[None]:
+    """Make a device's primary context current."""
+    driver = _driver()
+    _checked(driver.cuCtxPushCurrent(_context(number)))
+    try:
+        yield
+    finally:
+        _checked(driver.cuCtxPopCurrent())
+
+
+@dataclass(frozen=True)
+class DeviceTensor:
+    """An array in device memory: the address of its first element and its strides in elements."""
+
+    address: int
+    strides: tuple[int, ...]
+
+
+def device_tensor(array: Any) -> DeviceTensor:
+    """From anything with `__cuda_array_interface__`."""
+    facts = array.__cuda_array_interface__
+    size = np.dtype(facts["typestr"]).itemsize
+    strides = facts.get("strides")
+    if strides is None:
+        return DeviceTensor(facts["data"][0], packed_strides(facts["shape"]))
+    return DeviceTensor(facts["data"][0], tuple(s // size for s in strides))
+
+
+def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a packed row-major array."""
+    return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
+@cache
+def _function(cubin: bytes, name: str, dynamic_shared_bytes: int) -> Any:
+    driver = _driver()
+    module = _checked(driver.cuModuleLoadData(cubin))
+    function = _checked(driver.cuModuleGetFunction(module, name.encode()))
+    if dynamic_shared_bytes:
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(driver.cuFuncSetAttribute(function, limit, dynamic_shared_bytes))
+    return function
+
+
+MOST_BLOCKS = 2**31 - 1
+
+
+def launch(
+    kernel: Assembled,
+    tensors: Sequence[DeviceTensor],
+    scalars: Sequence[int | float | bool],
+    extents: Sequence[int],
+    stream: int = 0,
+) -> None:
+    """Start a kernel on the current context, arguments in the order of the program's parameters."""
+    blocks = min(kernel.tasks(*extents), MOST_BLOCKS)
+    if blocks <= 0:
+        return
+    values = [x for t in tensors for x in (t.address, *t.strides)] + [*scalars, *extents]
+    kinds = tuple(ctypes.c_void_p if p.startswith("*") else CTYPES[p] for p in kernel.parameters)
+    function = _function(kernel.cubin, kernel.name, kernel.dynamic_shared_bytes)
+    _checked(
+        _driver().cuLaunchKernel(
+            function,
+            blocks,
+            1,
+            1,
+            kernel.threads,
+            1,
+            1,
+            kernel.dynamic_shared_bytes,
+            stream,
+            (tuple(values), kinds),
+            0,
+        )
+    )
+
+
+def synchronize() -> None:
+    _checked(_driver().cuCtxSynchronize())
+
+
+# ---------------------------------------------------------------- a module on NumPy arrays
+
+
+def run_module(
+    module: TileModule,
+    kernels: Mapping[str, Assembled],
+    tensors: Mapping[str, np.ndarray[Any, Any]],
+    scalars: Mapping[str, int | float | bool],
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Run every program of a module on the device on copies of NumPy arrays; outputs and inouts by name.
+
+    `kernels` in the order of the module's programs, as `assemble` gives them.
+    """
+    extents = bind_extents(module, tensors, scalars)
+    names = {**scalars, **extents}
+    with device(), _Copies() as copies:
+        for program, kernel in zip(module.programs, kernels.values(), strict=True):
+            given = [
+                copies.tensor(p, tensors, tuple(integer(x, names) for x in p.shape)) for p in program.params
+            ]
+            launch(
+                kernel,
+                given,
+                [scalars[s.name] for s in program.scalars],
+                [extents[e] for e in program.extents],
+            )
+        synchronize()
+        scratch = {p.name for p in module.scratch}
+        written = {p.name for q in module.programs for p in q.params if p.mode != "in"} - scratch
+        return {name: copies.back(name) for name in written}
+
+
+class _Copies:
+    """Device copies of host arrays, freed at the end."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[int, np.ndarray[Any, Any]]] = {}
+
+    def __enter__(self) -> _Copies:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for address, _host in self.held.values():
+            _checked(_driver().cuMemFree(address))
+
+    def tensor(
+        self, p: Param, tensors: Mapping[str, np.ndarray[Any, Any]], shape: tuple[int, ...]
+    ) -> DeviceTensor:
+        from ..compiler.interpreter.arithmetic import NUMPY
+
+        if p.name not in self.held:
+            host = np.array(tensors[p.name]) if p.name in tensors else np.zeros(shape, NUMPY[p.dtype])
+            host = np.ascontiguousarray(host).reshape(shape)
+            address = int(_checked(_driver().cuMemAlloc(max(host.nbytes, 1))))
+            if host.nbytes:
+                _checked(_driver().cuMemcpyHtoD(address, host.ctypes.data, host.nbytes))
+            self.held[p.name] = (address, host)
+        return DeviceTensor(self.held[p.name][0], packed_strides(shape))
+
+    def back(self, name: str) -> np.ndarray[Any, Any]:
+        address, host = self.held[name]
+        if host.nbytes:
+            _checked(_driver().cuMemcpyDtoH(host.ctypes.data, address, host.nbytes))
+        return host
+
+
+def scalar_type(dtype: DType) -> Any:
+    return TYPES[str(dtype)]
