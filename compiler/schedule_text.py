@@ -97,7 +97,7 @@ class _ScheduleReader(Reader[Expr]):
             f"`fuse {word}` is not known",
             "E0608",
             token,
-            help="`fuse auto` lets the cost model choose, `fuse all` fuses everything, `fuse none` stores every intermediate",
+            help="`auto` lets the cost model choose, `all` fuses everything, `none` stores every intermediate",
         )
 
     def _tiles(self) -> tuple[tuple[str, int], ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from . import notation
 from .notation import Piece
 from .tensor_ir import Apply, Carried, Cast, Const, Extent, Index, Node, Read, Reduce, Scalar, When, walk
 
 
-def spell(node: Node) -> str:
-    """One line of text. Shared parts are repeated, so this is for index expressions, shapes and conditions."""
+def spell(node: Node, names: Mapping[Node, str] | None = None) -> str:
+    """One line of text. Shared parts are repeated, so this is for index expressions, shapes and conditions.
+
+    Nodes of `names` are written by their name, but for the root.
+    """
     done: dict[Node, Piece] = {}
     for n in walk([node]):
-        done[n] = _piece(n, [done[a] for a in n.args])
+        named = names is not None and n in names and n is not node
+        done[n] = Piece(names[n]) if names and named else _piece(n, [done[a] for a in n.args])
     return done[node].text
 
 

@@ -25,17 +25,17 @@ from typing import Literal
 from ..dsl.source import Source
 from ..dsl.types import NAMES, DType
 from .notation import (
-    RESERVED,
+    SIGNS,
     Piece,
     Reader,
     Token,
     call,
     infix,
+    is_word,
     number,
     prefix,
     quote,
 )
-from .notation import SIGNS as INFIX_OPS
 from .tensor_ir import ARITY, REDUCTIONS
 from .tile_ir import (
     Apply,
@@ -109,6 +109,11 @@ def print_expression(e: Expr) -> str:
     return done[0].text
 
 
+def print_statement(s: Stmt) -> str:
+    """One statement, with those nested in it."""
+    return "\n".join(_statement(s))
+
+
 def print_head(s: Stmt) -> str:
     """The first line of a statement, for messages."""
     match s:
@@ -137,7 +142,7 @@ def _piece(e: Expr, below: list[Piece]) -> Piece:
             return Piece(n)
         case Load(tensor=t):
             return Piece(f"load {t}[{', '.join(b.text for b in below)}]")
-        case Apply(op=op) if op in INFIX_OPS:
+        case Apply(op=op) if op in SIGNS:
             return infix(op, below[0], below[1])
         case Apply(op="neg" | "not" as op, args=args):
             return prefix(op, below[0], isinstance(args[0], Const))
@@ -158,7 +163,7 @@ def _field(value: str | int | bool) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    return value if value.isidentifier() and value not in RESERVED else quote(value)
+    return value if is_word(value) else quote(value)
 
 
 def _indent(lines: list[str]) -> list[str]:

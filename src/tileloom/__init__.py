@@ -1,8 +1,8 @@
 """tileloom: attention as the textbook writes it; the compiler derives the fast kernel and shows why.
 
-    program = tileloom.load("attention.tile")
-    attention = tileloom.compile(program["attention"])
-    o, lse = attention(q, k, v, scale=0.125)
+program = tileloom.load("attention.tile")
+attention = tileloom.compile(program["attention"])
+o, lse = attention(q, k, v, scale=0.125)
 """
 
 from __future__ import annotations

@@ -20,7 +20,11 @@ COMMANDS = {
     "explain": "say what the compiler derived and decided, and why",
     "bench": "measure a kernel against its naive version and NumPy",
 }
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, USAGE = 0, 2
+EXIT_CODES = (
+    "`tileloom COMMAND --help` says more. Exit codes: 0 done, 1 the input is wrong or a check failed,",
+    "2 the command line is wrong.",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,11 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(words: list[str]) -> int:
     if not words or words[0] not in COMMANDS:
-        _overview().parse_args(words)  # ends the program where it says something: --help, --version, an unknown word
+        _overview().parse_args(
+            words
+        )  # ends the program where it says something: --help, --version, an unknown word
         _overview().print_help()
         return USAGE
     command = import_module(f".cli.{words[0]}", __package__)
-    parser = argparse.ArgumentParser(f"tileloom {words[0]}", description=command.__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(f"tileloom {words[0]}", description=command.__doc__)
     command.configure(parser)
     parsed = parser.parse_args(words[1:])
     from .cli.failures import reported
@@ -52,16 +58,13 @@ def _command(words: list[str]) -> int:
 
 def _overview() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
+    listed = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         "tileloom",
-        description="Attention from its textbook definition: derived, explained, compiled, measured.",
-        epilog="\n".join(
-            ["commands:", *(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())]
-            + ["", "`tileloom COMMAND --help` says more. Exit codes: 0 done, 1 the input is wrong or a check failed,"]
-            + ["2 the command line is wrong."]
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="tileloom COMMAND …",
+        description="Attention from its textbook definition: derived, explained, compiled, measured.",
+        epilog="\n".join(["commands:", *listed, "", *EXIT_CODES]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tileloom {__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
