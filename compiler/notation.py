@@ -96,7 +96,7 @@ def quote(text: str) -> str:
 
 @dataclass(frozen=True)
 class Token:
-    """`kind` is word, number, string, sign or end."""
+    """`kind` is word, number, string, sign, shared (`%1`, where a notation has it) or end."""
 
     kind: str
     text: str
@@ -115,12 +115,27 @@ _TOKEN = re.compile(
 )
 
 
-def tokenize(source: Source) -> list[Token]:
+def is_word(text: str) -> bool:
+    """Does the text read as one name?"""
+    found = _TOKEN.fullmatch(text)
+    return found is not None and found.lastgroup == "word" and text not in RESERVED
+
+
+_SHARED = re.compile(r"%\d+")
+
+
+def tokenize(source: Source, shared: bool = False) -> list[Token]:
+    """All tokens of a text; `shared` takes `%1` as one (a remainder is then written `a % 1`)."""
     if len(source.text) > SIZE:
         raise refuse("E0602", f"the text has {len(source.text)} characters; at most {SIZE} are read", None)
     tokens: list[Token] = []
     at = 0
     while at < len(source.text):
+        number = _SHARED.match(source.text, at) if shared else None
+        if number is not None:
+            tokens.append(Token("shared", number.group(), at, number.end()))
+            at = number.end()
+            continue
         found = _TOKEN.match(source.text, at)
         if found is None:
             span = Span(source, at, at + 1)
@@ -180,9 +195,9 @@ class Operator:
 class Reader(Generic[E]):
     """A cursor over tokens that reads infix expressions; subclasses say what atoms, brackets and operators make."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, shared: bool = False) -> None:
         self.source = source
-        self.tokens = tokenize(source)
+        self.tokens = tokenize(source, shared)
         self.at = 0
 
     # -- cursor

@@ -163,7 +163,7 @@ class _GraphReader(Reader[Node]):
     """Lines in any order that declares before use."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(source)
+        super().__init__(source, shared=True)
         self.numbers: dict[str, Node] = {}
         self.tensors: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
@@ -191,11 +191,10 @@ class _GraphReader(Reader[Node]):
 
     def atom(self) -> Node:
         token = self.token
-        if self.accept("%"):
-            key = self.next().text
-            if key not in self.numbers:
-                self.fail(f"`%{key}` is not defined", "E0603", token)
-            return self.numbers[key]
+        if token.kind == "shared":
+            if token.text not in self.numbers:
+                self.fail(f"`{token.text}` is not defined", "E0603", token)
+            return self.numbers[self.next().text]
         if token.text in ("extent", "index", *MOMENTS) and self.ahead().text == "(":
             return self._explicit()
         name = self.word("an expression")
@@ -328,7 +327,7 @@ class _GraphReader(Reader[Node]):
             "update": self._update,
         }
         token = self.token
-        if token.text == "%":
+        if token.kind == "shared":
             self._number()
         elif token.text in lines and self.ahead().kind == "word":
             self.next()
@@ -337,9 +336,8 @@ class _GraphReader(Reader[Node]):
             self._definition(token)
 
     def _number(self) -> None:
-        self.next()
-        key = str(self.integer("the number of a shared value"))
-        self.expect("=", "after the number")
+        key = self.next().text
+        self.expect("=", f"after `{key}`")
         self.numbers[key] = self.expression()
 
     def _scalar(self) -> None:

@@ -458,12 +458,14 @@ class _ModuleReader(Reader[Expr]):
         return name, mode, dtype, start
 
     def _skip_shape(self) -> None:
-        depth = 1
-        while depth:
-            token = self.next()
-            if token.kind == "end":
-                self.fail("expected `]` to close the shape, found the end of the text")
-            depth += (token.text in ("[", "(")) - (token.text in ("]", ")"))
+        open_ = ["]"]
+        while open_:
+            if self.token.text in ("[", "("):
+                open_.append("]" if self.token.text == "[" else ")")
+            elif self.token.kind == "end" or self.token.text in ("]", ")"):
+                self.expect(open_.pop(), "to close the shape")
+                continue
+            self.next()
 
     def _shaped(self, signature: Signature, free: bool = False) -> Param:
         name, mode, dtype, start = signature
