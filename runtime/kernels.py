@@ -27,7 +27,7 @@ def build(source: str, path: str | Path | None = None) -> dict[str, Kernel]:
     module = ModuleType(f"tileloom_generated_{digest(source)}")
     module.__file__ = name
     exec(compile(source, name, "exec"), module.__dict__)
-    return {n: f for n, f in vars(module).items() if hasattr(f, "py_func") and f.py_func.__module__ == module.__name__}
+    return {n: f for n, f in vars(module).items() if getattr(f, "__module__", None) == module.__name__}
 
 
 def load(path: str | Path) -> dict[str, Kernel]:

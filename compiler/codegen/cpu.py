@@ -1,8 +1,8 @@
 """Tile IR to Numba source for the CPU: one file a module, one function a program, loops that LLVM vectorises.
 
-A program becomes `NAME(tensors, scalars, extents)`, which runs the tasks of its grid in parallel, and `NAME_task(task, …)`,
-which runs one. Tile values that need storage are small arrays allocated once a task; everything else is computed inside
-the loop nest of its consumer. Matrix products go through `multiply_add` on operands packed so that the innermost loop
+A program becomes `NAME_tasks(first, last, …)`, compiled, which runs a range of the tasks of its grid, and
+`NAME(tensors, scalars, extents)`, which hands all of them out to threads. Tile values that need storage are small arrays
+allocated once a range; everything else is computed inside the loop nest of its consumer. Matrix products go through `multiply_add` on operands packed so that the innermost loop
 runs over contiguous memory. No lane beyond an extent is ever visited, so nothing is masked.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ...dsl.types import DType, compute, promote
+from ..target import Target
 from ..tile_ir import (
     Apply,
     AxisIndex,
@@ -49,7 +50,7 @@ from .placement import (
     Types,
     data_dependent,
     depends_on_data,
-    dot_type,
+    distinct,
     inlined,
     merge,
     rebuild,
@@ -58,6 +59,7 @@ from .placement import (
 )
 
 INTRINSICS = "tileloom.runtime.intrinsics.cpu"
+THREADS = "tileloom.runtime.threads"
 LINE = 96
 """A longer expression is broken by naming a part of it."""
 
@@ -87,7 +89,7 @@ EXPORTS = frozenset(
     | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}
 )
 """Names a generated file may import from the intrinsics."""
-RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *EXPORTS, "njit", "prange", "empty", "task"})
+RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *EXPORTS, "njit", "run_tasks", "empty", "first", "last", "task"})
 
 
 def held(dtype: DType) -> DType:
@@ -134,7 +136,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Storage of a tile value for one task. A size is a number, or an extent where an axis is taken whole."""
+    """Storage of a tile value for the task in hand. A size is a number, or an extent where an axis is taken whole."""
 
     name: str
     dtype: DType
@@ -189,19 +191,21 @@ class Function:
 # ---------------------------------------------------------------- the generator
 
 
-def generate(module: TileModule) -> str:
+def generate(module: TileModule, target: Target | None = None) -> str:
     """Numba source of a module: for each program a function of its name that takes tensors (f16 and bf16 as uint16),
-    scalars, then the extents that are not static, in the program's order. Deterministic."""
+    scalars, then the extents that are not static, in the program's order. Deterministic; the same for every CPU."""
     names = Names()
     constants = _constants(module, names)
     written = [_Program(p, names, constants) for p in module.programs]
     body = [line for w in written for line in w.text()]
     used = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.split("#")[0] for line in body)))
     head = [f'"""Module `{module.name}` for the CPU, written by tileloom."""', ""]
-    head.append("from numba import njit, prange" if "prange" in used else "from numba import njit")
+    head.append("from numba import njit")
     if "empty" in used:
         head.append("from numpy import empty")
     head += _imports(sorted(used & EXPORTS))
+    if "run_tasks" in used:
+        head.append(f"from {THREADS} import run_tasks")
     head += ["", *(f"{name} = {value}" for (_, value), name in constants.items() if name in used)]
     return "\n".join([*head, *body, ""])
 
@@ -243,7 +247,7 @@ class _Program:
     """One program: its parameters, and a task function for each grid at its top."""
 
     def __init__(self, program: TileProgram, names: Names, constants: Mapping[tuple[str, int], str]) -> None:
-        self.program = program
+        self.program = distinct(program)
         self.name = names.new(program.name)
         self.names = names
         statics = dict(program.statics)
@@ -254,7 +258,7 @@ class _Program:
         }
         free = [name for e, name in self.extents.items() if e not in statics]
         self.arguments = ", ".join([*self.tensors.values(), *self.scalars.values(), *free])
-        self.tasks = [_Task(self, g, before) for g, before in _grids(program.body)]
+        self.tasks = [_Task(self, g, before) for g, before in _grids(self.program.body)]
 
     def buffers(self) -> tuple[Buffer, ...]:
         return max((t.function().buffers for t in self.tasks), key=len, default=())
@@ -263,8 +267,7 @@ class _Program:
         lines: list[str] = []
         for t in self.tasks:
             lines += ["", "", *t.function().lines]
-        lines += ["", "", '@njit(parallel=True, nogil=True, error_model="numpy")']
-        lines.append(f"def {self.name}({self.arguments}):")
+        lines += ["", "", f"def {self.name}({self.arguments}):"]
         return lines + [line for t in self.tasks for line in t.launch()]
 
 
@@ -286,8 +289,14 @@ def _parallel(grid: Grid, tainted: frozenset[str]) -> tuple[tuple[LoopAxis, ...]
         if isinstance(s, Store)
         and (s.mode == "add" or any(depends_on_data(ix, tainted) for ix in s.subscripts))
     ]
-    free = tuple(a for a in grid.axes if all(a.name in axes for axes in shared))
+    free = tuple(a for a in grid.axes if _is_plain(a) and all(a.name in axes for axes in shared))
     return free, tuple(a for a in grid.axes if a not in free)
+
+
+def _is_plain(a: LoopAxis) -> bool:
+    """Do the bounds of an axis depend on extents and scalars only?"""
+    bounds = [x for b in (a.extent, a.lo, a.hi) if b is not None for x in subexpressions(b)]
+    return all(isinstance(x, Const | ExtentRef | ScalarRef | Apply | Cast) for x in bounds)
 
 
 class _Task:
@@ -295,7 +304,7 @@ class _Task:
 
     def __init__(self, owner: _Program, grid: Grid, before: tuple[Stmt, ...]) -> None:
         self.owner, self.program, self.names = owner, owner.program, owner.names
-        self.name = self.names.new(f"{owner.program.name}_task")
+        self.name = self.names.new(f"{owner.program.name}_tasks")
         self.types = Types(self.program)
         self.inlined = inlined(self.program, self.types)
         self.tainted = data_dependent(self.program)
@@ -309,6 +318,7 @@ class _Task:
         self.grid = grid
         self.before = before
         self.parallel, self.serial = _parallel(grid, self.tainted)
+        self.in_python = False
         self._written: Function | None = None
         for w in self.program.whole:
             lane = self.names.new(w.name)
@@ -334,11 +344,12 @@ class _Task:
         return self._written
 
     def _write(self) -> None:
-        self._divide_task()
+        if self.parallel:
+            self._divide()
         self._body((*self.before, Grid(self.serial, self.grid.body)))
+        bounds = ("first", "last") if self.parallel else ()
         head = ['@njit(nogil=True, error_model="numpy")']
-        arguments = ", ".join(filter(None, ("task" if self.parallel else "", self.owner.arguments)))
-        head.append(f"def {self.name}({arguments}):")
+        head.append(f"def {self.name}({', '.join(filter(None, (*bounds, self.owner.arguments)))}):")
         self._written = Function((*head, *map(self._allocation, self.buffers), *self.lines), tuple(self.buffers))
 
     def _allocation(self, b: Buffer) -> str:
@@ -346,14 +357,15 @@ class _Task:
         shape = f"({', '.join(sizes)})" if len(sizes) > 1 else sizes[0]
         return f"    {b.name} = empty({shape}, {HELD[b.dtype]})  # {b.dtype}[{', '.join(b.axes)}]"
 
-    def _divide_task(self) -> None:
-        """The axes of the task, the last one fastest."""
+    def _divide(self) -> None:
+        """Open the loop over tasks and find the position on each axis, the last one fastest."""
         bound = [self._bind(a) for a in self.parallel]
+        self.open("for task in range(first, last):")
         rest = "task"
         for i, (a, axis) in reversed(list(enumerate(zip(self.parallel, bound, strict=True)))):
-            part = rest if i == 0 else f"{rest} % {self._tiles(a).within(17)}"
-            self._start(a, axis, part)
-            rest = f"{rest} // {self._tiles(a).within(17)}" if i else ""
+            steps = self._tiles(a).within(17)
+            self._start(a, axis, f"{rest} % {steps}" if i else rest)
+            rest = f"{rest} // {steps}"
 
     def _start(self, a: LoopAxis, axis: Axis, number: str) -> None:
         first = self._first(a)
@@ -367,14 +379,14 @@ class _Task:
     def launch(self) -> list[str]:
         """Lines of the program's function that run the tasks of this grid."""
         arguments = self.owner.arguments
+        self.in_python = True
         if not self.parallel:
-            return [f"    # {self._describe(self.serial)} in one task", f"    {self.name}({arguments})"]
+            return [f"    # {self._describe(self.serial)} in order", f"    {self.name}({arguments})"]
         count = " * ".join(self._tiles(a).within(17) for a in self.parallel)
-        later = f"; {self._describe(self.serial)} in order" if self.serial else ""
+        later = f"; inside each, {self._describe(self.serial)} in order" if self.serial else ""
         return [
             f"    # {self._describe(self.parallel)} in parallel{later}",
-            f"    for task in prange({count}):",
-            f"        {self.name}({', '.join(filter(None, ('i64(task)', arguments)))})",
+            f"    run_tasks({', '.join(filter(None, (self.name, count, arguments)))})",
         ]
 
     def _describe(self, axes: Iterable[LoopAxis]) -> str:
@@ -384,15 +396,15 @@ class _Task:
     # -- axes and bounds
 
     def scalar(self, e: Expr) -> Code:
-        """An expression of extents, scalars and loop positions; the index of a tiled axis is its tile's first."""
-        return self.value(e, bound=True)
+        """A bound: outside reductions, a tiled axis stands for its tile's first index."""
+        return self.value(self._prepare(self._expand(e), "bound", ()), bound=True)
 
     def _first(self, a: LoopAxis) -> Code:
         """The first visited index of a unit axis, the origin of the first tile of another."""
         if a.lo is None:
             return Code("0", DType.I64)
         lo = f"max({self.scalar(a.lo).text}, 0)"
-        return Code(lo if a.tile is None else f"{lo} // {a.tile} * {a.tile}", DType.I64, ATOM if a.tile is None else 16)
+        return Code(lo, DType.I64) if a.tile is None else Code(f"{lo} // {a.tile} * {a.tile}", DType.I64, 16)
 
     def _end(self, a: LoopAxis) -> Code:
         extent = self.scalar(a.extent)
@@ -424,7 +436,7 @@ class _Task:
     def _lanes(self, a: LoopAxis, axis: Axis) -> None:
         """Lines that set the lanes of a tile from its origin."""
         if a.lo is not None:
-            self.line(f"{axis.start} = max({axis.origin}, {self.scalar(a.lo).text})")
+            self.line(f"{axis.start} = max({axis.origin}, {self.scalar(a.lo).text}, 0)")
         self.line(f"{axis.count} = min({axis.origin} + {a.tile}, {self._end(a).text}) - {axis.start}")
 
     def _loop(self, a: LoopAxis, reverse: bool = False) -> None:
@@ -626,7 +638,7 @@ class _Task:
     def _dot_in_place(self, place: Buffer, value: Expr, hint: str) -> Expr:
         """An elementwise function of a product, with the product computed in the buffer that the function overwrites."""
         found = next((x for x in subexpressions(value) if isinstance(x, Dot) and self._accumulates(place, x)), None)
-        if found is None or any(isinstance(x, Name) and x.name == place.name for x in subexpressions(value)):
+        if found is None:
             return value
         self._fill(place, found, hint)
         name = self._bound(place.name, TileType(place.dtype, place.axes), place)
@@ -656,6 +668,8 @@ class _Task:
         return rebuild(e, args)
 
     def _bound(self, name: str, type_: TileType, place: Place) -> Name:
+        """A value of our own making as an expression; `%` keeps it apart from the program's names."""
+        name = f"%{name}"
         self.places[name] = place
         self.types.names[name] = type_
         return Name(name)
@@ -763,8 +777,7 @@ class _Task:
         arg = self._expand(r.arg)
         if len(over) == len(r.over) == 1 and r.fn in ROWS and self.types.of(arg).dtype is not DType.BOOL:
             place = self._rows(arg, (*type_.axes, *over), f"{hint}_{r.fn}", held(self.types.of(arg).dtype))
-            name = Name(place.name)
-            self._bound(place.name, TileType(place.dtype, place.axes), place)
+            name = self._bound(place.name, TileType(place.dtype, place.axes), place)
             rows = Reduce(r.fn, r.over, name)
             if frozenset(type_.axes) == nest or not type_.axes:
                 return rows
@@ -931,6 +944,8 @@ class _Task:
     # -- operations
 
     def _apply_operation(self, op: str, args: list[Code]) -> Code:
+        if op == "where" and self.in_python:
+            return Code(f"({args[1].text} if {args[0].text} else {args[2].text})", args[1].dtype)
         if op == "where":
             dtype = args[1].dtype if args[1].dtype is args[2].dtype else promote(args[1].dtype, args[2].dtype)
             sides = ", ".join(self._convert(a, held(dtype)).text for a in args[1:])
@@ -958,6 +973,8 @@ class _Task:
             name = f"{op}_float"
         if dtype.is_float and op == "abs":
             name = "fabs"
+        if self.in_python:
+            return _in_python(op, args)
         code = Code(f"{name}({', '.join(a.text for a in args)})", dtype)
         return _wrapped(code) if op == "abs" else code
 
@@ -1017,15 +1034,20 @@ class _Fold:
     def start(self) -> None:
         fn = self.reduce.fn
         if fn in ("argmax", "argmin"):
-            value = held(self.task.types.of(self.reduce.arg).dtype)
             table = LOWEST if fn == "argmax" else HIGHEST
             self.task.line(f"{self.total} = -1")
-            self.task.line(f"{self._best} = {_constant(table.get(value, 0), value).text}")
+            self.task.line(f"{self._best} = {_constant(table[self._compared], self._compared).text}")
             return
         first: int | float | bool = {"any": False, "all": True, "sum": 0, "prod": 1}.get(fn, 0)
         if fn in ("max", "min"):
             first = (LOWEST if fn == "max" else HIGHEST)[self.dtype]
         self.task.line(f"{self.total} = {_constant(first, self.dtype).text}")
+
+    @property
+    def _compared(self) -> DType:
+        """The type in which values are compared for argmax and argmin."""
+        dtype = held(self.task.types.of(self.reduce.arg).dtype)
+        return DType.I32 if dtype is DType.BOOL else dtype
 
     @property
     def _best(self) -> str:
@@ -1035,7 +1057,7 @@ class _Fold:
         fn, task = self.reduce.fn, self.task
         code = task.value(self.reduce.arg)
         if fn in ("argmax", "argmin"):
-            self._step_index(task._named(code))
+            self._step_index(task._named(task._convert(code, self._compared)))
             return
         op = {"any": "or", "all": "and", "sum": "add", "prod": "mul"}.get(fn, fn)
         code = task._cast(code, DType.BOOL) if fn in ("any", "all") else task._convert(code, self.dtype)
@@ -1048,15 +1070,8 @@ class _Fold:
         nan = f" or ({x.text} != {x.text} and {best} == {best})" if x.dtype.is_float else ""
         task.open(f"if {self.total} < 0 or {x.text} {sign} {best}{nan}:")
         task.line(f"{best} = {x.text}")
-        task.line(f"{self.total} = {self._flat_index()}")
+        task.line(f"{self.total} = {task.axes[self.reduce.over[0]].index}")
         task.depth -= 1
-
-    def _flat_index(self) -> str:
-        first, *rest = (self.task.axes[a] for a in self.reduce.over)
-        text = first.index
-        for axis in rest:
-            text = f"({text}) * {self.task.scalar(axis.extent).within(17)} + {axis.index}"
-        return text
 
 
 def _orders(axes: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -1073,6 +1088,14 @@ def _operand_type(op: str, types: list[DType]) -> DType:
     if floating and op not in ("lt", "le", "eq", "ne") and not out.is_float:
         return DType.F32
     return out
+
+
+def _in_python(op: str, args: list[Code]) -> Code:
+    """An operation where the launching function, plain Python, computes its number of tasks."""
+    if op in ("floordiv", "mod"):
+        sign = "//" if op == "floordiv" else "%"
+        return Code(f"{args[0].within(16)} {sign} {args[1].within(17)}", args[0].dtype, 16)
+    return Code(f"{op}({', '.join(a.text for a in args)})", args[0].dtype)
 
 
 def _wrapped(c: Code) -> Code:

@@ -6,13 +6,13 @@ every other tile value is a buffer (scalars are variables). Nothing here depends
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, TypeVar
 
-from ...dsl.types import DType, compute, promote
-from ..tensor_ir import COMPARISONS, FLOATING, LOGICAL
+from ...dsl.types import DType, promote
+from ..tensor_ir import operation_type, reduction_type
 from ..tile_ir import (
     Apply,
     AxisIndex,
@@ -25,6 +25,7 @@ from ..tile_ir import (
     Grid,
     Let,
     Load,
+    LoopAxis,
     Name,
     Reduce,
     ScalarRef,
@@ -99,27 +100,10 @@ def merge(*axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def apply_type(op: str, types: list[DType]) -> DType:
-    """The dtype of an elementwise operation (DESIGN 8)."""
-    if op in COMPARISONS or op in LOGICAL:
-        return DType.BOOL
-    if op == "where":
-        return types[1] if types[1] is types[2] else promote(types[1], types[2])
-    out = compute(types[0])
-    for t in types[1:]:
-        out = promote(out, t)
-    return DType.F32 if op in FLOATING and not out.is_float else out
-
-
-def reduce_type(fn: str, body: DType) -> DType:
-    if fn in ("any", "all"):
-        return DType.BOOL
-    return DType.I64 if fn in ("argmax", "argmin") or body is DType.BOOL else compute(body)
-
-
-def dot_type(a: DType, b: DType) -> DType:
-    """The type a product accumulates in; booleans are counted."""
-    out = promote(a, b)
-    return DType.I64 if out is DType.BOOL else out
+    """The dtype of an elementwise operation on tiles."""
+    if op == "fma":
+        return promote(promote(types[0], types[1]), types[2])
+    return operation_type(op, tuple(types))
 
 
 class Types:
@@ -176,9 +160,9 @@ class Types:
             case Apply(op=op):
                 return TileType(apply_type(op, [a.dtype for a in args]), axes)
             case Dot(over=over):
-                return TileType(dot_type(args[0].dtype, args[1].dtype), _without(axes, over))
+                return TileType(promote(args[0].dtype, args[1].dtype), _without(axes, over))
             case Reduce(fn=fn, over=over):
-                return TileType(reduce_type(fn, args[0].dtype), _without(axes, over))
+                return TileType(reduction_type(fn, args[0].dtype), _without(axes, over))
             case Fill():
                 return args[0]
         return TileType(DType.I64)
@@ -253,14 +237,12 @@ def written(program: TileProgram) -> frozenset[str]:
 def inlined(program: TileProgram, types: Types) -> frozenset[str]:
     """Names of tile values that their one consumer computes in its own loop nest."""
     uses, stored = _uses(program, types), written(program)
-    declared = Counter(s.name for s in statements(program.body) if isinstance(s, Let))
     return frozenset(
         s.name
         for _, body in bodies(program.body)
         for s in body
         if isinstance(s, Let)
         and s.type.axes
-        and declared[s.name] == 1
         and _may_inline(s, uses.get(s.name, []), id(body), stored, types)
     )
 
@@ -284,13 +266,123 @@ def _is_plain_read(e: Expr) -> bool:
 
 
 def data_dependent(program: TileProgram) -> frozenset[str]:
-    """Names whose value depends on a tensor; every carried name counts."""
-    found = {c.name for s in statements(program.body) if isinstance(s, For) for c in s.carries}
-    for s in statements(program.body):
-        if isinstance(s, Let) and depends_on_data(s.value, found):
-            found.add(s.name)
-    return frozenset(found)
+    """Names whose value depends on a tensor: what makes a subscript one that is clamped."""
+    found: set[str] = set()
+    while True:
+        before = len(found)
+        for s in statements(program.body):
+            if isinstance(s, Let) and depends_on_data(s.value, found):
+                found.add(s.name)
+            elif isinstance(s, For):
+                found |= {
+                    c.name
+                    for c, y in zip(s.carries, s.yields, strict=True)
+                    if depends_on_data(c.init, found) or depends_on_data(y, found)
+                }
+        if len(found) == before:
+            return frozenset(found)
 
 
 def depends_on_data(e: Expr, names: set[str] | frozenset[str]) -> bool:
     return any(isinstance(x, Load) or (isinstance(x, Name) and x.name in names) for x in subexpressions(e))
+
+
+# ---------------------------------------------------------------- one name, one declaration
+
+
+def distinct(program: TileProgram) -> TileProgram:
+    """The program with values and loop axes of sibling scopes renamed where they share a name."""
+    declared = [n for s in statements(program.body) for n in _declares(s)]
+    if len(set(declared)) == len(declared):
+        return program
+    return replace(program, body=_Renaming(set(declared) | set(program.extents)).body(program.body, {}))
+
+
+def _declares(s: Stmt) -> list[str]:
+    match s:
+        case Let():
+            return [s.name]
+        case Grid(axes=axes):
+            return [a.name for a in axes]
+        case For():
+            return [s.axis.name, *(c.name for c in s.carries)]
+    return []
+
+
+@dataclass
+class _Renaming:
+    """`names` are all names ever used; the first declaration of one keeps it."""
+
+    names: set[str]
+    kept: set[str] = field(default_factory=set)
+
+    def fresh(self, name: str) -> str:
+        if name not in self.kept:
+            self.kept.add(name)
+            return name
+        n = next(n for n in count(2) if f"{name}_{n}" not in self.names)
+        self.names.add(f"{name}_{n}")
+        return f"{name}_{n}"
+
+    def body(self, body: tuple[Stmt, ...], outer: dict[str, str]) -> tuple[Stmt, ...]:
+        now = dict(outer)
+        return tuple(self.statement(s, now) for s in body)
+
+    def statement(self, s: Stmt, now: dict[str, str]) -> Stmt:
+        match s:
+            case Let():
+                value, type_ = _renamed(s.value, now), _renamed_type(s.type, now)
+                now[s.name] = self.fresh(s.name)
+                return replace(s, name=now[s.name], type=type_, value=value)
+            case Store():
+                subscripts = tuple(_renamed(x, now) for x in s.subscripts)
+                return replace(s, subscripts=subscripts, value=_renamed(s.value, now))
+            case Grid():
+                inner = dict(now)
+                axes = tuple(self.axis(a, inner) for a in s.axes)
+                return replace(s, axes=axes, body=self.body(s.body, inner))
+            case For():
+                return self.loop(s, now)
+
+    def axis(self, a: LoopAxis, now: dict[str, str]) -> LoopAxis:
+        extent, lo, hi = (None if x is None else _renamed(x, now) for x in (a.extent, a.lo, a.hi))
+        assert extent is not None
+        now[a.name] = self.fresh(a.name)
+        return LoopAxis(now[a.name], extent, a.tile, lo, hi)
+
+    def loop(self, s: For, now: dict[str, str]) -> For:
+        inits = [_renamed(c.init, now) for c in s.carries]
+        types = [_renamed_type(c.type, now) for c in s.carries]
+        inner = dict(now)
+        axis = self.axis(s.axis, inner)
+        for c in s.carries:
+            now[c.name] = inner[c.name] = self.fresh(c.name)
+        carries = tuple(
+            replace(c, name=now[c.name], type=t, init=x) for c, t, x in zip(s.carries, types, inits, strict=True)
+        )
+        domain = tuple(_renamed(x, inner) for x in s.domain)
+        body = tuple(self.statement(x, inner) for x in s.body)
+        yields = tuple(_renamed(y, inner) for y in s.yields)
+        return replace(s, axis=axis, carries=carries, domain=domain, body=body, yields=yields)
+
+
+def _renamed_type(t: TileType, now: dict[str, str]) -> TileType:
+    return TileType(t.dtype, tuple(now.get(a, a) for a in t.axes))
+
+
+def _renamed(e: Expr, now: dict[str, str]) -> Expr:
+    def steps(x: Expr) -> Steps[Expr]:
+        args: list[Expr] = []
+        for y in operands(x):
+            args.append((yield steps(y)))
+        made = rebuild(x, args)
+        match made:
+            case Name(name=n):
+                return Name(now.get(n, n))
+            case AxisIndex(axis=a):
+                return AxisIndex(now.get(a, a))
+            case Dot(over=over) | Reduce(over=over):
+                return replace(made, over=tuple(now.get(a, a) for a in over))
+        return made
+
+    return run(steps(e))

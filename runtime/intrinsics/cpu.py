@@ -171,39 +171,32 @@ def clamp(index: Any, extent: Any) -> Any:
 # ---------------------------------------------------------------- conversions
 
 
-def _saturating(bits: int, signed: bool) -> Any:
-    """A float toward zero, an integer as it is; saturating at the target's range; NaN gives 0. The result is held in
-    int32, for 64 bits in int64."""
+def _integer(bits: int, signed: bool) -> Any:
+    """Conversion to an integer: of a float toward zero, saturating, NaN to 0; of an integer wrapping. The result is held
+    in int32, for 64 bits in int64."""
     held = types.int64 if bits == 64 else types.int32
-    lo, hi = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
     @intrinsic
     def convert(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            value, wide = args[0], ir.IntType(held.bitwidth)
+            value, narrow, wide = args[0], ir.IntType(bits), ir.IntType(held.bitwidth)
             if not isinstance(value.type, ir.IntType):
-                narrow = ir.IntType(bits)
                 name = f"llvm.fpto{'s' if signed else 'u'}i.sat.i{bits}.{_suffix(value.type)}"
-                small = _call(b, name, narrow, [value])
-                return small if bits == held.bitwidth else (b.sext if signed else b.zext)(small, wide)
-            if sig.args[0] == types.boolean:
-                return b.zext(value, wide)
-            low, high = ir.Constant(value.type, lo), ir.Constant(value.type, hi)
-            if value.type.width > bits or not signed:
-                value = b.select(b.icmp_signed("<", value, low), low, value)
-            if value.type.width > bits:
-                value = b.select(b.icmp_signed(">", value, high), high, value)
+                value = _call(b, name, narrow, [value])
+            elif value.type.width > bits:
+                value = b.trunc(value, narrow)
             if value.type.width == wide.width:
                 return value
-            return b.trunc(value, wide) if value.type.width > wide.width else b.sext(value, wide)
+            is_signed = signed and sig.args[0] != types.boolean
+            return (b.sext if is_signed else b.zext)(value, wide)
 
         return held(x), emit
 
     return convert
 
 
-to_i64, to_i32, to_i16, to_i8 = (_saturating(n, True) for n in (64, 32, 16, 8))
-to_u8 = _saturating(8, False)
+to_i64, to_i32, to_i16, to_i8 = (_integer(n, True) for n in (64, 32, 16, 8))
+to_u8 = _integer(8, False)
 
 
 def _word(b: Builder, value: int) -> Any:
@@ -482,8 +475,8 @@ def floordiv_float(x: Any, y: Any) -> Any:
 
 @njit(error_model="numpy", forceinline=True)
 def mod_float(x: Any, y: Any) -> Any:
-    """x - floor(x / y) · y"""
-    return x - floor(x / y) * y
+    """The remainder with the sign of y."""
+    return x % y
 
 
 @njit(error_model="numpy", forceinline=True)
