@@ -40,7 +40,7 @@ def bounds_checks(graph: Graph, sink: Diagnostics) -> list[Check]:
     work.shape(graph.axes.values())
     for definition in graph.definitions:
         work.definition(definition)
-    return [*work.divisors, *work.checks]
+    return [*reversed(work.divisors), *work.checks]
 
 
 @dataclass(frozen=True)
