@@ -1,0 +1,96 @@
+"""lower and schedule on the examples: what the loops are, what is stored, and that names and order do not matter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tileloom.compiler import tile_ir as tile
+from tileloom.compiler.options import Options
+from tileloom.compiler.pipeline import Compilation, compile_kernel
+from tileloom.compiler.target import CPU, TARGETS
+from tileloom.dsl.load import load, parse
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SIZES = {"B": 1, "H": 4, "G": 2, "M": 200, "N": 300, "D": 64, "E": 32, "K": 70, "R": 9}
+
+
+def compiled(name: str, kernel: str | None = None, target: str = "cpu", **options: object) -> Compilation:
+    program = load(EXAMPLES / f"{name}.tile")
+    return compile_kernel(
+        program[kernel or name],
+        TARGETS[target],
+        SIZES,
+        options=Options(**options),  # type: ignore[arg-type]
+    )
+
+
+def loops(c: Compilation) -> list[tile.For]:
+    return [s for p in c.module.programs for s in tile.statements(p.body) if isinstance(s, tile.For)]
+
+
+def test_attention_is_one_launch_with_one_loop_and_no_score_matrix() -> None:
+    c = compiled("attention")
+    assert len(c.module.programs) == 1
+    assert c.module.scratch == ()
+    (loop,) = loops(c)
+    assert [x.type.axes for x in loop.carries] == [("m",), ("m",), ("m", "e")]
+    dots = [
+        e
+        for s in tile.statements(c.module.programs[0].body)
+        for x in tile.expressions(s)
+        for e in tile.subexpressions(x)
+        if isinstance(e, tile.Dot)
+    ]
+    assert sorted(d.over for d in dots) == [("d",), ("n",)]
+
+
+def test_causal_loops_stop_at_the_last_visible_key() -> None:
+    (loop,) = loops(compiled("attention"))
+    assert loop.axis.hi is not None
+    assert len(loop.domain) == 1
+
+
+def test_naive_has_a_launch_for_each_statement_and_stores_the_scores() -> None:
+    c = compiled("attention", fuse="none")
+    assert len(c.module.programs) == 4
+    assert {p.name for p in c.module.scratch} == {"s", "p"}
+    assert all(len(p.shape) == 4 for p in c.module.scratch)
+
+
+def test_a_kept_intermediate_is_stored() -> None:
+    c = compiled("attention", keep=("s",))
+    assert [p.name for p in c.module.scratch] == ["s"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a"])
+def test_what_is_chosen_is_a_schedule_that_gives_the_same_program(target: str) -> None:
+    c = compiled("attention", target=target)
+    program = load(EXAMPLES / "attention.tile")
+    again = compile_kernel(program["attention"], TARGETS[target], SIZES, schedule=c.schedule)
+    assert again.module == c.module
+
+
+NAMES = {
+    "q": "queries", "k": "keys", "v": "values", "s": "score", "p": "weight", "o": "result", "lse": "norm", "scale": "factor",
+    "b": "batch", "h": "head", "m": "row", "n": "col", "d": "inner", "e": "feature",
+    "B": "X1", "H": "X2", "G": "X3", "M": "X4", "N": "X5", "D": "X6", "E": "X7", "T": "Element",
+}  # fmt: skip
+
+
+def test_names_in_attention_do_not_matter() -> None:
+    """Another name for everything: the same tile IR and schedule up to names."""
+    text = (EXAMPLES / "attention.tile").read_text()
+    renamed = re.sub(r"[A-Za-z_]\w*", lambda f: NAMES.get(f.group(), f.group()), re.sub(r"#.*", "", text))
+    sizes = {NAMES.get(k, k): v for k, v in SIZES.items()}
+    a = compile_kernel(parse(text)["attention"], CPU, SIZES)
+    b = compile_kernel(parse(renamed)["attention"], CPU, sizes)
+    assert up_to_names(b.snapshots["tile"]) == up_to_names(a.snapshots["tile"])
+    assert up_to_names(b.snapshots["schedule"]) == up_to_names(a.snapshots["schedule"])
+
+
+def up_to_names(text: str) -> str:
+    order: dict[str, int] = {}
+    return re.sub(r"[A-Za-z_]\w*", lambda f: f"n{order.setdefault(f.group(), len(order))}", text)
