@@ -29,7 +29,7 @@ from .notation import DEPTH, SIGNS, Piece, Reader, Token, call, infix, number, p
 from .tensor_ir import ARITY, REDUCTIONS, Check, Definition, Graph, Node, ScalarParam, Tensor
 
 SHORT = 24
-"""Characters up to which a shared node is written out at each use."""
+"""Characters up to which a shared node that is no reduction is written out at each use."""
 
 # ---------------------------------------------------------------- printing
 
@@ -105,7 +105,7 @@ class _Printer:
 
     def numbered(self, n: Node, piece: Piece) -> Piece:
         deep = 1 + max((self.depth[a] for a in n.args), default=0)
-        shared = self.uses[n] > 1 and len(piece.text) > SHORT
+        shared = self.uses[n] > 1 and (len(piece.text) > SHORT or isinstance(n, t.Reduce))
         if not (shared or deep > DEPTH // 2):
             self.depth[n] = deep
             return piece
