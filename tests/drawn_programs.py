@@ -67,7 +67,7 @@ def programs(draw: st.DrawFn) -> DrawnProgram:
     if draw(st.booleans()):
         body.append("dotted[m, n] = 0.5 * sum[k](a[m, k] * b[n, k])")
         leaves = (*leaves, "dotted[m, n]", "dotted[m, n]")
-    body.append(f"s[m, n] = {draw(expressions(leaves))}")
+    body.append(f"s[m in M, n in N] = {draw(expressions(leaves))}")
     outputs = []
     if draw(st.booleans()):
         row = draw(st.sampled_from(ROWS)).format(p=predicate, e="s[m, n]")

@@ -62,7 +62,7 @@ def test_lowering_preserves_values(drawn: DrawnProgram, mode: str) -> None:
         result = fused(graph, drawn, mode, target, tiles)
         verify_module(result.module, "lower")
         assert parse_module(print_module(result.module)) == result.module
-        got = tile_interpreter.run_module(result.module, drawn.tensors(), drawn.scalars())
+        got = tile_interpreter.run_module(result.module, drawn.tensors(), {**drawn.scalars(), **drawn.sizes})
         agree({k: got[k] for k in wanted}, wanted, BOUND)
 
 
@@ -88,9 +88,9 @@ def test_names_do_not_matter(drawn: DrawnProgram) -> None:
     a, _ = fuse(plain, Schedule("drawn", "drawn", "cpu"), CPU, drawn.sizes, Remarks())
     b, _ = fuse(other, Schedule("d_1", "d_1", "cpu"), CPU, sizes, Remarks())
     assert shape(print_module(a.module)) == shape(print_module(b.module))
-    one = tile_interpreter.run_module(a.module, drawn.tensors(), drawn.scalars())
+    one = tile_interpreter.run_module(a.module, drawn.tensors(), {**drawn.scalars(), **drawn.sizes})
     tensors = {RENAMED[k]: v for k, v in drawn.tensors().items()}
-    two = tile_interpreter.run_module(b.module, tensors, {"iota": drawn.scalars()["c"]})
+    two = tile_interpreter.run_module(b.module, tensors, {"iota": drawn.scalars()["c"], **sizes})
     for name in plain.outputs:
         assert one[name].tobytes() == two[RENAMED[name]].tobytes()
 

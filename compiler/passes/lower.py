@@ -94,9 +94,13 @@ class _Lowering:
             tile.WholeAxis(a, self.expr(top, self.graph.axes[a])) for a in self.plan.whole if a in used
         )
         params = self.params(body)
+        names = _names_used(body) | {n for p in params for e in p.shape for n in _leaf_names(e)}
+        names |= {n for w in whole for n in _leaf_names(w.extent)}
+        extents = tuple(e for e in self.graph.extents if e in names)
+        scalars = (s for s in self.graph.scalars.values() if s.name in names)
         return tile.TileProgram(
-            name=self.region.name, params=params, scalars=self.scalars(), extents=self.graph.extents,
-            statics=tuple((e, self.statics[e]) for e in self.graph.extents if e in self.statics),
+            name=self.region.name, params=params, scalars=tuple(tile.ScalarParam(s.name, s.dtype) for s in scalars),
+            extents=extents, statics=tuple((e, self.statics[e]) for e in extents if e in self.statics),
             whole=whole, body=body,
         ), tuple(self.cascades)  # fmt: skip
 
@@ -148,9 +152,6 @@ class _Lowering:
         inout = name in self.graph.tensors and self.graph.tensors[name].inout
         mode = "inout" if stored and (inout or loaded) else "out" if stored else "in"
         return tile.Param(name, stored_dtype(self.graph, name), shape, mode)
-
-    def scalars(self) -> tuple[tile.ScalarParam, ...]:
-        return tuple(tile.ScalarParam(s.name, s.dtype) for s in self.graph.scalars.values())
 
     def loop_axis(
         self, axis: str, frame: _Frame, lo: Expr | None = None, hi: Expr | None = None
@@ -621,6 +622,15 @@ def _axes_used(body: tuple[tile.Stmt, ...]) -> set[str]:
         for x in tile.expressions(s):
             used.update(e.axis for e in tile.subexpressions(x) if isinstance(e, tile.AxisIndex))
     return used
+
+
+def _names_used(body: tuple[tile.Stmt, ...]) -> set[str]:
+    """Extents and scalars that the statements read."""
+    return {n for s in tile.statements(body) for x in tile.expressions(s) for n in _leaf_names(x)}
+
+
+def _leaf_names(e: Expr) -> set[str]:
+    return {x.name for x in tile.subexpressions(e) if isinstance(x, tile.ExtentRef | tile.ScalarRef)}
 
 
 def stored_dtype(graph: Graph, name: str) -> DType:
