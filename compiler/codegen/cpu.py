@@ -2,8 +2,9 @@
 
 A program becomes `NAME_tasks(first, last, …)`, compiled, which runs a range of the tasks of its grid, and
 `NAME(tensors, scalars, extents)`, which hands all of them out to threads. Tile values that need storage are small arrays
-allocated once a range; everything else is computed inside the loop nest of its consumer. Matrix products go through `multiply_add` on operands packed so that the innermost loop
-runs over contiguous memory. No lane beyond an extent is ever visited, so nothing is masked.
+allocated once a range; everything else is computed inside the loop nest of its consumer. Matrix products go through
+`multiply_add` on operands packed so that the innermost loop runs over contiguous memory. No lane beyond an extent is ever
+visited, so nothing is masked.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ EXPORTS = frozenset(
     | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}
 )
 """Names a generated file may import from the intrinsics."""
-RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *EXPORTS, "njit", "run_tasks", "empty", "first", "last", "task"})
+OURS = frozenset({"njit", "run_tasks", "empty", "first", "last", "task"})
+RESERVED = OURS | EXPORTS | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
 
 
 def held(dtype: DType) -> DType:
@@ -110,10 +112,11 @@ class Names:
         if not wanted.isidentifier():
             raise ValueError(f"{wanted!r} is no name: letters, digits and _ are accepted, not first a digit")
         plain = re.sub(r"[^A-Za-z0-9_]", lambda m: f"u{ord(m[0]):x}", wanted)
-        name, n = plain.strip("_") and plain or "underscore", 1
-        while name in self._taken or name.startswith("__"):
+        plain = plain.lstrip("_") or "blank"
+        name, n = plain, 1
+        while name in self._taken:
             n += 1
-            name = f"{plain.strip('_') or 'underscore'}_{n}"
+            name = f"{plain}_{n}"
         self._taken.add(name)
         return name
 
@@ -210,8 +213,8 @@ def generate(module: TileModule, target: Target | None = None) -> str:
     return "\n".join([*head, *body, ""])
 
 
-def workspace(module: TileModule) -> dict[str, tuple[Buffer, ...]]:
-    """The buffers that one task of each program allocates, by program name."""
+def workspace(module: TileModule) -> dict[str, tuple[tuple[Buffer, ...], ...]]:
+    """By program name, the buffers of a task of each of its grids, which run one after another."""
     names = Names()
     constants = _constants(module, names)
     return {p.name: _Program(p, names, constants).buffers() for p in module.programs}
@@ -260,8 +263,8 @@ class _Program:
         self.arguments = ", ".join([*self.tensors.values(), *self.scalars.values(), *free])
         self.tasks = [_Task(self, g, before) for g, before in _grids(self.program.body)]
 
-    def buffers(self) -> tuple[Buffer, ...]:
-        return max((t.function().buffers for t in self.tasks), key=len, default=())
+    def buffers(self) -> tuple[tuple[Buffer, ...], ...]:
+        return tuple(t.function().buffers for t in self.tasks)
 
     def text(self) -> list[str]:
         lines: list[str] = []
@@ -276,7 +279,9 @@ def _grids(body: tuple[Stmt, ...]) -> list[tuple[Grid, tuple[Stmt, ...]]]:
     if any(not isinstance(s, Grid | Let) for s in body) or not any(isinstance(s, Grid) for s in body):
         return [(Grid((), body), ())]
     return [
-        (s, tuple(x for x in body[:i] if isinstance(x, Let))) for i, s in enumerate(body) if isinstance(s, Grid)
+        (s, tuple(x for x in body[:i] if isinstance(x, Let)))
+        for i, s in enumerate(body)
+        if isinstance(s, Grid)
     ]
 
 
@@ -350,7 +355,9 @@ class _Task:
         bounds = ("first", "last") if self.parallel else ()
         head = ['@njit(nogil=True, error_model="numpy")']
         head.append(f"def {self.name}({', '.join(filter(None, (*bounds, self.owner.arguments)))}):")
-        self._written = Function((*head, *map(self._allocation, self.buffers), *self.lines), tuple(self.buffers))
+        self._written = Function(
+            (*head, *map(self._allocation, self.buffers), *self.lines), tuple(self.buffers)
+        )
 
     def _allocation(self, b: Buffer) -> str:
         sizes = [str(s) if isinstance(s, int) else self.scalar(s).text for s in b.sizes]
@@ -482,13 +489,12 @@ class _Task:
 
     def _declare(self, name: str, type_: TileType) -> Buffer | Variable:
         dtype = held(type_.dtype)
-        place: Buffer | Variable
-        if type_.axes:
-            place = self._buffer(name, dtype, type_.axes)
-        else:
-            place = Variable(self.names.new(name), type_.dtype)
+        place = self._buffer(name, dtype, type_.axes) if type_.axes else self._variable(name, type_.dtype)
         self.places[name] = place
         return place
+
+    def _variable(self, name: str, dtype: DType) -> Variable:
+        return Variable(self.names.new(name), dtype)
 
     def _buffer(self, name: str, dtype: DType, axes: tuple[str, ...]) -> Buffer:
         made = Buffer(self.names.new(name), dtype, axes, tuple(self.axes[a].size for a in axes))
@@ -523,7 +529,9 @@ class _Task:
                 self.open(f"if 0 <= {plain} < {self.tensor(s.tensor)}.shape[{i}]:")
                 text = f"at({plain})"
             texts.append(text)
-        self._store_element(f"{self.tensor(s.tensor)}[{', '.join(texts) or '()'}]", param.dtype, value, s.mode)
+        self._store_element(
+            f"{self.tensor(s.tensor)}[{', '.join(texts) or '()'}]", param.dtype, value, s.mode
+        )
         self.depth = depth
 
     def _store_element(self, target: str, dtype: DType, value: Expr, mode: str) -> None:
@@ -568,7 +576,9 @@ class _Task:
                 pending[c.name] = self._plan(c, value, {x.name for x in carries})
         late: list[tuple[_Update, str]] = []
         while pending:
-            free = [n for n, u in pending.items() if not any(n in v.reads for m, v in pending.items() if m != n)]
+            free = [
+                n for n, u in pending.items() if not any(n in v.reads for m, v in pending.items() if m != n)
+            ]
             update = pending.pop(free[0] if free else next(iter(pending)))
             if free:
                 self._apply(update, update.place)
@@ -596,7 +606,7 @@ class _Task:
 
     def _postpone(self, u: _Update) -> str:
         if isinstance(u.place, Variable):
-            place: Buffer | Variable = Variable(self.names.new(f"{u.name}_next"), u.place.dtype)
+            place: Buffer | Variable = self._variable(f"{u.name}_next", u.place.dtype)
         else:
             place = self._buffer(f"{u.name}_next", u.place.dtype, u.place.axes)
         self._apply(u, place)
@@ -637,7 +647,9 @@ class _Task:
 
     def _dot_in_place(self, place: Buffer, value: Expr, hint: str) -> Expr:
         """An elementwise function of a product, with the product computed in the buffer that the function overwrites."""
-        found = next((x for x in subexpressions(value) if isinstance(x, Dot) and self._accumulates(place, x)), None)
+        found = next(
+            (x for x in subexpressions(value) if isinstance(x, Dot) and self._accumulates(place, x)), None
+        )
         if found is None:
             return value
         self._fill(place, found, hint)
@@ -829,8 +841,8 @@ class _Task:
 
     def _value(self, e: Expr, guard: str, bound: bool) -> Steps[Code]:
         if isinstance(e, Apply) and e.op in ("where", "and", "or") and not bound and self._needs_guard(e):
-            code = yield self._guarded(e, guard)
-            return code
+            guarded: Code = yield self._guarded(e, guard)
+            return guarded
         args: list[Code] = []
         if not isinstance(e, Load | Reduce):
             for x in operands(e):
@@ -890,7 +902,9 @@ class _Task:
 
     def _load(self, e: Load, guard: str) -> Code:
         param, tensor = self.params[e.tensor], self.tensor(e.tensor)
-        texts = [self._subscript(self._expand(ix), f"{tensor}.shape[{i}]") for i, ix in enumerate(e.subscripts)]
+        texts = [
+            self._subscript(self._expand(ix), f"{tensor}.shape[{i}]") for i, ix in enumerate(e.subscripts)
+        ]
         text = f"{tensor}[{', '.join(texts) or '()'}]"
         if param.dtype in (DType.F16, DType.BF16):
             text = f"widen_{param.dtype}({text})"
@@ -901,7 +915,9 @@ class _Task:
             condition = f"{tensor}.size and {condition}" if condition else f"{tensor}.size"
         if not condition:
             return Code(text, param.dtype)
-        zero = _constant(0.0 if param.dtype.is_float else False if param.dtype is DType.BOOL else 0, held(param.dtype))
+        zero = _constant(
+            0.0 if param.dtype.is_float else False if param.dtype is DType.BOOL else 0, held(param.dtype)
+        )
         return Code(f"({text} if {condition} else {zero.text})", param.dtype)
 
     def _subscript(self, ix: Expr, extent: str = "") -> str:

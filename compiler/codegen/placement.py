@@ -358,7 +358,8 @@ class _Renaming:
         for c in s.carries:
             now[c.name] = inner[c.name] = self.fresh(c.name)
         carries = tuple(
-            replace(c, name=now[c.name], type=t, init=x) for c, t, x in zip(s.carries, types, inits, strict=True)
+            replace(c, name=now[c.name], type=t, init=x)
+            for c, t, x in zip(s.carries, types, inits, strict=True)
         )
         domain = tuple(_renamed(x, inner) for x in s.domain)
         body = tuple(self.statement(x, inner) for x in s.body)

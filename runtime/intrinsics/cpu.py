@@ -26,7 +26,6 @@ u16 = np.uint16
 at = np.uint64
 """A subscript known not to be negative: Numba then does not test for indexing from the end."""
 inf, nan = math.inf, math.nan
-prange_options = {"parallel": True, "nogil": True, "error_model": "numpy"}
 
 Builder = Any
 Emit = Callable[[Any, Builder, Any, Any], Any]
@@ -35,11 +34,19 @@ _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 # ---------------------------------------------------------------- LLVM operations
 
+_unliteral: Any = types.unliteral
+_declare: Any = cgutils.get_or_insert_function
+
+
+def _emitted(function: Callable[..., Any]) -> Any:
+    """A Numba intrinsic; to its callers it is a function of the arguments after the typing context."""
+    return intrinsic(function)
+
 
 def _call(b: Builder, name: str, result: Any, args: list[Any]) -> Any:
     """A call of an LLVM intrinsic; `name` carries the type suffixes."""
     kind = ir.FunctionType(result, [a.type for a in args])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+    return b.call(_declare(b.module, kind, name), args)
 
 
 def _suffix(t: Any) -> str:
@@ -49,7 +56,7 @@ def _suffix(t: Any) -> str:
 def _unary(name: str) -> Any:
     """The LLVM intrinsic `name` on one float."""
 
-    @intrinsic
+    @_emitted
     def operation(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             return _call(b, f"llvm.{name}.{_suffix(args[0].type)}", args[0].type, list(args))
@@ -62,7 +69,7 @@ def _unary(name: str) -> Any:
 sqrt, floor, ceil, rint, fabs = map(_unary, ("sqrt", "floor", "ceil", "rint", "fabs"))
 
 
-@intrinsic
+@_emitted
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c with one rounding; integers wrap."""
 
@@ -71,25 +78,25 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
             return bd.add(bd.mul(args[0], args[1]), args[2])
         return _call(bd, f"llvm.fma.{_suffix(args[0].type)}", args[0].type, list(args))
 
-    kind = types.unliteral(a)
+    kind = _unliteral(a)
     return kind(kind, kind, kind), emit
 
 
-@intrinsic
+@_emitted
 def select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
     """`a` if `condition` else `b`, without a branch: both are evaluated."""
 
     def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
         return bd.select(*args)
 
-    kind = types.unliteral(a)
+    kind = _unliteral(a)
     return kind(types.boolean, kind, kind), emit
 
 
 def _ordered(symbol: str) -> Any:
     """The larger (`>`) or smaller operand, where neither is NaN: the form that LLVM turns into a vector reduction."""
 
-    @intrinsic
+    @_emitted
     def operation(typing: Any, a: Any, b: Any) -> Any:
         def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
             x, y = args
@@ -108,7 +115,7 @@ def _ordered(symbol: str) -> Any:
 _larger, _smaller = _ordered(">"), _ordered("<")
 
 
-@intrinsic
+@_emitted
 def _nan_where(typing: Any, condition: Any, x: Any) -> Any:
     """NaN where `condition` holds (floats only), else x."""
 
@@ -124,7 +131,7 @@ def _nan_where(typing: Any, condition: Any, x: Any) -> Any:
 def _division(remainder: bool) -> Any:
     """Integer `//` or `%`, rounding toward minus infinity; by zero 0; the one overflow wraps."""
 
-    @intrinsic
+    @_emitted
     def operation(typing: Any, a: Any, b: Any) -> Any:
         def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
             x, y = args
@@ -141,7 +148,7 @@ def _division(remainder: bool) -> Any:
                 odd = bd.select(bd.icmp_signed("==", y, zero), zero, bd.sub(zero, x))
             return bd.select(special, odd, ordinary)
 
-        kind = types.unliteral(a)
+        kind = _unliteral(a)
         return kind(kind, kind), emit
 
     return operation
@@ -174,9 +181,9 @@ def clamp(index: Any, extent: Any) -> Any:
 def _integer(bits: int, signed: bool) -> Any:
     """Conversion to an integer: of a float toward zero, saturating, NaN to 0; of an integer wrapping. The result is held
     in int32, for 64 bits in int64."""
-    held = types.int64 if bits == 64 else types.int32
+    held: Any = types.int64 if bits == 64 else types.int32
 
-    @intrinsic
+    @_emitted
     def convert(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             value, narrow, wide = args[0], ir.IntType(bits), ir.IntType(held.bitwidth)
@@ -254,7 +261,7 @@ def _bf16_value(b: Builder, word: Any) -> Any:
 
 
 def _narrow(to_word: Callable[[Builder, Any], Any]) -> Any:
-    @intrinsic
+    @_emitted
     def narrow(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             value = args[0] if args[0].type == _F32 else _to_odd_f32(b, args[0])
@@ -266,7 +273,7 @@ def _narrow(to_word: Callable[[Builder, Any], Any]) -> Any:
 
 
 def _widen(to_value: Callable[[Builder, Any], Any]) -> Any:
-    @intrinsic
+    @_emitted
     def widen(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             return to_value(b, b.zext(args[0], _I32))
@@ -301,7 +308,7 @@ _ONE, _TWO, _HALF = f32(1), f32(2), f32(0.5)
 _INF, _NAN = f32(inf), f32(nan)
 
 
-@intrinsic
+@_emitted
 def _scaled(typing: Any, y: Any, shifted: Any) -> Any:
     """y · 2^n, where `shifted` is n + _SHIFT and -300 < n < 300: two steps, so that it rounds only once."""
 
@@ -316,7 +323,7 @@ def _scaled(typing: Any, y: Any, shifted: Any) -> Any:
     return types.float32(types.float32, types.float32), emit
 
 
-@intrinsic
+@_emitted
 def _exponent(typing: Any, x: Any) -> Any:
     """e of x = m · 2^e with sqrt(1/2) <= m < sqrt(2), as f32; x positive and normal."""
 
@@ -327,7 +334,7 @@ def _exponent(typing: Any, x: Any) -> Any:
     return types.float32(types.float32), emit
 
 
-@intrinsic
+@_emitted
 def _mantissa(typing: Any, x: Any) -> Any:
     """m of x = m · 2^e with sqrt(1/2) <= m < sqrt(2); x positive and normal."""
 

@@ -1,0 +1,283 @@
+"""The call path of a kernel compiled for the CPU: bind arguments, check everything, allocate, run, hand back."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..compiler.calls import check_call, extents_of
+from ..compiler.codegen import cpu
+from ..compiler.evaluate import Number, evaluate
+from ..compiler.interpreter.tile import integer
+from ..compiler.tensor_ir import Graph, Node
+from ..compiler.tile_ir import TileModule, TileProgram
+from ..dsl.types import DType
+from .arrays import NUMPY, Array, Received, deliver, overlaps, receive, to_kernel, writable
+from .memory import Scratch, last_use
+
+MAX_BYTES = 2**63 - 1
+REMEMBERED_CALLS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call's shapes and scalars settle: extents, output shapes, scratch shapes."""
+
+    extents: dict[str, int]
+    outputs: dict[str, tuple[int, ...]]
+    scratch: dict[str, tuple[int, ...]]
+
+
+class Kernel:
+    """A compiled kernel: call it with the parameters of `graph.order`, by position or by name.
+
+    Extents declared as parameters go by name. Results come in declared order, one alone without a tuple, as the first
+    array argument's kind; `out=` takes the array (or tuple of arrays) to write instead. Parameters declared `inout` are
+    changed in place. Raises `TypeError` and `ValueError`, naming argument, value and what is accepted, before anything
+    is written.
+    """
+
+    def __init__(
+        self, graph: Graph, module: TileModule, functions: Mapping[str, Callable[..., object]]
+    ) -> None:
+        self.graph = graph
+        self.module = module
+        names = cpu.function_names(module)
+        self._steps = [(p, functions[names[p.name]]) for p in module.programs]
+        self._last_use = {s.name: last_use(module, s.name) for s in module.scratch}
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        given = self._bind(args, kwargs)
+        tensors = {
+            n: receive(given[n], self._what(n), t.dtype, len(t.shape)) for n, t in self.graph.tensors.items()
+        }
+        targets = self._targets(out)
+        results = self.run(
+            {n: t.array for n, t in tensors.items()},
+            self._scalars(given),
+            {n: t.array for n, t in targets.items()},
+        )
+        like = next((t.given for t in tensors.values()), None)
+        delivered = tuple(
+            targets[n].given if n in targets else deliver(results[n], like) for n in self.graph.outputs
+        )
+        return None if not delivered else delivered[0] if len(delivered) == 1 else delivered
+
+    def run(
+        self,
+        tensors: Mapping[str, Array],
+        scalars: Mapping[str, Number],
+        targets: Mapping[str, Array] | None = None,
+    ) -> dict[str, Array]:
+        """Outputs by name from NumPy arrays and Python numbers by name (declared extents among the numbers). `targets`
+        are arrays that outputs are written to. Checks everything but element types first."""
+        plan = self._plan({n: x.shape for n, x in tensors.items()}, scalars)
+        self._check_memory(tensors, targets or {}, plan)
+        results = dict(targets or {})
+        for name, shape in plan.outputs.items():
+            if name not in results:
+                results[name] = np.empty(shape, NUMPY[self.graph.outputs[name].dtype])
+        self._execute({**tensors, **results}, scalars, plan)
+        return results
+
+    # -- arguments
+
+    def _what(self, name: str) -> str:
+        return f"{self.graph.name}: `{name}`"
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name."""
+        order, declared = self.graph.order, self.graph.declared
+        if len(args) > len(order):
+            raise TypeError(
+                f"{self.graph.name} takes {len(order)} arguments ({', '.join(order)}), {len(args)} were given"
+            )
+        given = dict(zip(order, args, strict=False))
+        for name, value in kwargs.items():
+            if name in given:
+                raise TypeError(f"{self._what(name)} is given twice, by position and by name")
+            if name not in order and name not in declared:
+                raise TypeError(f"{self.graph.name} has no parameter `{name}`{self._nearest(name)}")
+            given[name] = value
+        missing = [n for n in (*order, *declared) if n not in given]
+        if missing:
+            plural = "s" if len(missing) > 1 else ""
+            raise TypeError(f"{self.graph.name} is missing argument{plural} {', '.join(missing)}")
+        return given
+
+    def _nearest(self, name: str) -> str:
+        names = (*self.graph.order, *self.graph.declared, "out")
+        close = difflib.get_close_matches(name, names, 1)
+        return f"; did you mean `{close[0]}`?" if close else f"; it has {', '.join(names)}"
+
+    def _scalars(self, given: Mapping[str, Any]) -> dict[str, Number]:
+        kinds = {n: s.dtype for n, s in self.graph.scalars.items()} | dict.fromkeys(
+            self.graph.declared, DType.I64
+        )
+        return {n: scalar(given[n], self._what(n), dtype) for n, dtype in kinds.items()}
+
+    # -- shapes
+
+    def _plan(self, shapes: dict[str, tuple[int, ...]], scalars: dict[str, Number]) -> Plan:
+        """Extents and shapes of a call, after all checks; remembered for the latest calls."""
+        key = (*shapes.items(), *scalars.items())
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._settle(shapes, scalars)
+            if len(self._plans) >= REMEMBERED_CALLS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = plan
+        return plan
+
+    def _settle(self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Number]) -> Plan:
+        extents = extents_of(self.graph, shapes, scalars)
+        check_call(self.graph, extents, scalars)
+        self._check_statics(extents)
+        outputs = {
+            n: self._shape(n, t.shape, t.dtype, extents, scalars) for n, t in self.graph.outputs.items()
+        }
+        scratch = {
+            s.name: self._sized(s.name, tuple(integer(x, {**scalars, **extents}) for x in s.shape), s.dtype)
+            for s in self.module.scratch
+        }
+        return Plan(extents, outputs, scratch)
+
+    def _check_statics(self, extents: Mapping[str, int]) -> None:
+        for p in self.module.programs:
+            for name, value in p.statics:
+                if extents.get(name, value) != value:
+                    raise ValueError(
+                        f"{self.graph.name}: {name} is {extents[name]}; this version is compiled for {name} = {value}"
+                    )
+
+    def _shape(
+        self,
+        name: str,
+        shape: Sequence[Node],
+        dtype: DType,
+        extents: Mapping[str, int],
+        scalars: Mapping[str, Number],
+    ) -> tuple[int, ...]:
+        return self._sized(name, tuple(int(evaluate(n, extents, scalars)) for n in shape), dtype)
+
+    def _sized(self, name: str, shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+        if any(n < 0 for n in shape):
+            raise ValueError(f"{self._what(name)} would have shape {shape}: no axis can be negative")
+        if math.prod(n or 1 for n in shape) * dtype.bytes > MAX_BYTES:
+            raise ValueError(f"{self._what(name)} would have shape {shape}: more than 2^63 - 1 bytes")
+        return shape
+
+    # -- memory
+
+    def _targets(self, out: Any) -> dict[str, Received]:
+        """The arrays of `out=`, by output name."""
+        names = tuple(self.graph.outputs)
+        if out is None:
+            return {}
+        given = out if isinstance(out, tuple | list) else (out,)
+        if len(given) != len(names):
+            raise ValueError(
+                f"{self.graph.name}: out holds {len(given)} arrays; it takes {len(names)}, for {', '.join(names)}"
+            )
+        return {
+            n: receive(x, f"{self.graph.name}: out for `{n}`", t.dtype, len(t.shape))
+            for (n, t), x in zip(self.graph.outputs.items(), given, strict=True)
+        }
+
+    def _check_memory(self, tensors: Mapping[str, Array], targets: Mapping[str, Array], plan: Plan) -> None:
+        """What is written must have its shape, be writable and lie apart from everything else of the call."""
+        for name, array in targets.items():
+            if array.shape != plan.outputs[name]:
+                raise ValueError(
+                    f"{self.graph.name}: out for `{name}` has shape {array.shape}; the result has {plan.outputs[name]}"
+                )
+        written = {f"`{n}`": tensors[n] for n, t in self.graph.tensors.items() if t.inout}
+        written |= {f"out for `{n}`": x for n, x in targets.items()}
+        others = {f"`{n}`": x for n, x in tensors.items()}
+        for what, array in written.items():
+            writable(array, f"{self.graph.name}: {what}")
+            for name, other in {**others, **written}.items():
+                if name != what and overlaps(array, other):
+                    raise ValueError(
+                        f"{self.graph.name}: {what} shares memory with {name}; a separate array is what it takes"
+                    )
+
+    # -- running
+
+    def _execute(self, arrays: dict[str, Array], scalars: Mapping[str, Number], plan: Plan) -> None:
+        scratch = Scratch()
+        numbers = {**plan.extents, **scalars}
+        try:
+            for i, (program, function) in enumerate(self._steps):
+                function(*self._arguments(program, arrays, numbers, plan, scratch))
+                for name in [n for n, last in self._last_use.items() if last == i]:
+                    del arrays[name]
+                    scratch.release(name)
+        finally:
+            scratch.release_all()
+
+    def _arguments(
+        self,
+        program: TileProgram,
+        arrays: dict[str, Array],
+        numbers: Mapping[str, Number],
+        plan: Plan,
+        scratch: Scratch,
+    ) -> list[Any]:
+        """Tensors, scalars and run-time extents as the generated function takes them."""
+        for p in program.params:
+            if p.name not in arrays:
+                arrays[p.name] = scratch.allocate(p.name, plan.scratch[p.name], NUMPY[p.dtype])
+        statics = {n for n, _ in program.statics}
+        return [
+            *(to_kernel(arrays[p.name], p.dtype) for p in program.params),
+            *(as_held(numbers[s.name], s.dtype) for s in program.scalars),
+            *(numbers[e] for e in program.extents if e not in statics),
+        ]
+
+
+def scalar(value: Any, what: str, dtype: DType) -> Number:
+    """A scalar argument as a Python number. Raises `TypeError` for another kind, `ValueError` for one out of range."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if dtype is DType.BOOL:
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{what} is {value!r}; True or False is what it takes")
+        return bool(value)
+    if isinstance(value, bool | np.bool_ | np.ndarray):
+        raise TypeError(f"{what} is {value!r}; a number ({dtype}) is what it takes")
+    return _real(value, what, dtype) if dtype.is_float else _whole(value, what, dtype)
+
+
+def _real(value: Any, what: str, dtype: DType) -> float:
+    try:
+        return float(value.__float__() if hasattr(value, "__float__") else operator.index(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} is {value!r}; a number ({dtype}) is what it takes") from error
+
+
+def _whole(value: Any, what: str, dtype: DType) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{what} is {value!r}; an integer ({dtype}) is what it takes") from error
+    info = np.iinfo(NUMPY[dtype])
+    if not info.min <= number <= info.max:
+        raise ValueError(f"{what} is {number}; {dtype} holds {info.min} to {info.max}")
+    return number
+
+
+def as_held(value: Number, dtype: DType) -> Any:
+    """A scalar in the type in which generated code holds it: f16 and bf16 rounded, in f32; small integers in i32."""
+    with np.errstate(over="ignore"):
+        rounded = NUMPY[dtype].type(value)
+        if dtype in (DType.F16, DType.BF16):
+            return np.float32(rounded)
+    return np.int32(value) if dtype in (DType.I8, DType.I16, DType.U8) else rounded
