@@ -1,0 +1,346 @@
+"""The Python interface: load a program, compile a kernel, call it, ask it why (DESIGN 6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .arguments import Arguments, Array, alternatives, bind
+from .compiler.calls import check_call, extents_of
+from .compiler.elaborate import elaborate
+from .compiler.explain import Explanation, explain
+from .compiler.interpreter.arithmetic import NUMPY
+from .compiler.options import Options
+from .compiler.pipeline import Compilation, compile_kernel
+from .compiler.schedule import Fuse, Schedule
+from .compiler.schedule_text import check_names, parse_schedule
+from .compiler.target import CPU, CudaTarget, Target, target
+from .compiler.tensor_ir import Graph
+from .dsl.diagnostics import TileError
+from .dsl.load import load, parse
+from .dsl.syntax import ProgramKernel
+from .dsl.types import NAMES, DType
+from .execution import interpret, ready
+
+__all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
+
+TARGETS = "`cpu`, `interp`, or `cuda:sm_90a` and its like to look at the generated code"
+
+
+def compile(
+    kernel: ProgramKernel,
+    target: str | None = None,
+    schedule: Schedule | str | None = None,
+    fuse: Fuse = "auto",
+    precise: bool = False,
+    deterministic: bool = False,
+    check_indices: bool = False,
+    options: Sequence[str] = (),
+) -> CompiledKernel:
+    """A callable for one kernel; code is made at its first call, for the element types of the arrays.
+
+    `target` is `cpu` (the default), `interp` (the interpreter) or a CUDA target; `schedule` a `Schedule` or its text.
+    Raises `TileError` for what the text or the schedule does not allow and ValueError for contradicting options.
+    """
+    if not isinstance(kernel, ProgramKernel):
+        raise TypeError(f'compile takes a kernel, program["name"], not a {type(kernel).__name__}')
+    if fuse not in ("auto", "all", "none"):
+        raise ValueError(f"fuse={fuse!r}; it is 'auto', 'all' or 'none'")
+    if options:
+        raise ValueError(f"no option is called {options[0]!r}; there are none yet")
+    if check_indices and target not in (None, "interp"):
+        raise ValueError(
+            f"check_indices=True: only the target 'interp' checks indices so far, not {target!r}"
+        )
+    stated = parse_schedule(schedule) if isinstance(schedule, str) else schedule
+    chosen = Options(fuse=fuse, precise=precise, deterministic=deterministic, check_indices=check_indices)
+    if stated is not None:
+        stated = _agreed(stated, kernel, fuse)
+        target = target or stated.target
+    return CompiledKernel(kernel, target or ("interp" if check_indices else "cpu"), chosen, stated)
+
+
+def _agreed(schedule: Schedule, kernel: ProgramKernel, fuse: Fuse) -> Schedule:
+    """The schedule with `fuse` filled in. Raises ValueError where it says otherwise or is for another kernel."""
+    name = kernel.kernel.name.name
+    if schedule.kernel != name:
+        raise ValueError(
+            f"the schedule `{schedule.name}` is for the kernel `{schedule.kernel}`, not for `{name}`"
+        )
+    if fuse != "auto" and schedule.fuse not in ("auto", fuse):
+        raise ValueError(
+            f"fuse={fuse!r}, but the schedule `{schedule.name}` says `fuse {schedule.fuse}`; leave one out"
+        )
+    return replace(schedule, fuse=fuse) if fuse != "auto" else schedule
+
+
+@dataclass
+class _Variant:
+    """One compilation, made ready to run when it first runs."""
+
+    compilation: Compilation
+
+    @cached_property
+    def ready(self) -> Callable[..., Any]:
+        return ready(self.compilation)
+
+
+CallKey = tuple[object, ...]
+
+
+def _key(positional: Sequence[object], named: Mapping[str, object]) -> CallKey:
+    """What chooses the code for a call: shapes and element types, and the whole numbers, which may be extents."""
+    return (*map(_kind, positional), *((name, _kind(value)) for name, value in named.items()))
+
+
+def _kind(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype
+    return value if isinstance(value, int) else type(value)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Facts about a compilation; as text, what `tileloom explain` prints."""
+
+    facts: Explanation
+
+    def __str__(self) -> str:
+        from .render import explanation_text
+
+        return explanation_text(self.facts)
+
+
+@dataclass
+class CompiledKernel:
+    """A kernel that can be called with NumPy arrays.
+
+    Code is made for the element types and the compile-time extents of a call, and used again for every other size.
+    """
+
+    kernel: ProgramKernel
+    target: str
+    options: Options
+    stated_schedule: Schedule | None = None
+    _graphs: dict[tuple[DType, ...], Graph] = field(default_factory=dict, repr=False)
+    _calls: dict[CallKey, Callable[..., Any]] = field(default_factory=dict, repr=False)
+    _variants: dict[tuple[DType, ...], list[_Variant]] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.machine = machine(self.target)
+        if self.stated_schedule is not None and self.stated_schedule.target != self.machine.name:
+            s = self.stated_schedule
+            raise ValueError(f"the schedule `{s.name}` is for {s.target}, the target is {self.machine.name}")
+
+    @property
+    def name(self) -> str:
+        return self.kernel.kernel.name.name
+
+    # ------------------------------------------------------------ calling
+
+    def __call__(self, *positional: Any, out: Any = None, **named: Any) -> Any:
+        """Run on arrays and numbers, by place or by name; outputs in their declared order, one alone as itself.
+
+        Parameters declared `inout` are updated in place; `out=` takes the array, or tuple of arrays, to write instead.
+        Raises TypeError and ValueError, naming argument, value and what is accepted, before anything is written.
+        """
+        key = _key(positional, named)
+        run = self._calls.get(key)
+        if run is None:
+            run = self._calls[key] = self._callable(positional, named)
+        return run(*positional, out=out, **named)
+
+    def _callable(self, positional: Sequence[object], named: Mapping[str, object]) -> Callable[..., Any]:
+        """What runs calls with arrays of these shapes and element types."""
+        call = bind(self.kernel.kernel, positional, named)
+        graph = self.graph(call.dtypes)
+        if self.target == "interp":
+            return lambda *positional, out=None, **named: self._interpret(graph, positional, named, out)
+        extents = extents_of(graph, call.shapes, call.scalars)
+        check_call(graph, extents, call.scalars)
+        return self._variant(call.dtypes, extents).ready
+
+    def _interpret(
+        self, graph: Graph, positional: Sequence[object], named: Mapping[str, object], out: object
+    ) -> Any:
+        call = bind(self.kernel.kernel, positional, named)
+        extents = extents_of(graph, call.shapes, call.scalars)
+        targets = _outputs(graph, extents, call, out)
+        results = interpret(graph, call.tensors, call.scalars, check_indices=True)
+        for name, tensor in graph.tensors.items():
+            if tensor.inout:
+                np.copyto(call.tensors[name], results[name])
+        for name, array in targets.items():
+            np.copyto(array, results[name])
+        outputs = tuple(targets.get(name, results[name]) for name in graph.outputs)
+        return outputs if len(outputs) > 1 else outputs[0] if outputs else None
+
+    # ------------------------------------------------------------ compiling
+
+    def graph(self, dtypes: Mapping[str, DType]) -> Graph:
+        """The kernel's tensor IR as written, for these dtype parameters."""
+        key = tuple(dtypes.values())
+        if key not in self._graphs:
+            self._graphs[key] = elaborate(self.kernel, dtypes)
+        return self._graphs[key]
+
+    def compilation(self, *positional: object, **named: object) -> Compilation:
+        """The compilation that a call with these arguments would use: arrays, or extents (and dtype parameters) by name.
+
+        Extents not given come from the kernel's `example`. Raises ValueError where one is missing.
+        """
+        dtypes, extents = self._sizes(positional, named)
+        return self._variant(dtypes, extents).compilation
+
+    def _sizes(
+        self, positional: Sequence[object], named: Mapping[str, object]
+    ) -> tuple[dict[str, DType], dict[str, int]]:
+        if positional or any(isinstance(v, np.ndarray) for v in named.values()):
+            call = bind(self.kernel.kernel, positional, named)
+            return call.dtypes, extents_of(self.graph(call.dtypes), call.shapes, call.scalars)
+        return self._stated_sizes(named)
+
+    def _stated_sizes(self, named: Mapping[str, object]) -> tuple[dict[str, DType], dict[str, int]]:
+        allowed = alternatives(self.kernel.kernel)
+        dtypes = {t: choices[0] for t, choices in allowed.items()}
+        dtypes |= {t: _dtype(t, named[t]) for t in allowed if t in named}
+        graph = self.graph(dtypes)
+        known = {*graph.extents, *graph.scalars, *allowed}
+        unknown = [n for n in named if n not in known]
+        if unknown:
+            raise ValueError(f"{self.name} has no extent `{unknown[0]}`; it has {', '.join(graph.extents)}")
+        values = {**graph.example, **named}
+        missing = [e for e in graph.extents if e not in values]
+        if missing:
+            raise ValueError(
+                f"{self.name}: extent `{missing[0]}` is missing, and no `example` line states it"
+            )
+        return dtypes, {e: _extent(self.name, e, values[e]) for e in graph.extents}
+
+    def _variant(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> _Variant:
+        """The variant whose compile-time extents are those of the call, made where there is none."""
+        with self._lock:
+            variants = self._variants.setdefault(tuple(dtypes.values()), [])
+            for v in variants:
+                if all(extents[e] == n for e, n in v.compilation.statics.items()):
+                    return v
+            variants.append(self._compiled(dtypes, extents))
+            return variants[-1]
+
+    def _compiled(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> _Variant:
+        made = compile_kernel(
+            self.kernel,
+            self.machine,
+            extents,
+            dtypes=dtypes,
+            options=self.options,
+            schedule=self.stated_schedule,
+        )
+        if self.stated_schedule is not None:
+            check_names(self.stated_schedule, made.graph.axes, [r.name for r in made.regions])
+        return _Variant(made)
+
+    # ------------------------------------------------------------ looking
+
+    @property
+    def stages(self) -> Mapping[str, str]:
+        """The text of every stage, by name, of the latest compilation; for the `example` sizes where nothing ran yet."""
+        return self._latest().snapshots
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the latest compilation, with every choice filled in."""
+        return self._latest().schedule
+
+    def _latest(self) -> Compilation:
+        made = [v for variants in self._variants.values() for v in variants]
+        return made[-1].compilation if made else self.compilation()
+
+    def explain(self, *positional: object, **named: object) -> Explained:
+        """What was derived and decided for a call with these arguments: arrays, or extents by name."""
+        dtypes, extents = self._sizes(positional, named)
+        made = self._variant(dtypes, extents).compilation
+        if (
+            made.sizes != extents
+        ):  # a variant is used for many sizes; predictions are for the ones asked about
+            made = self._compiled(dtypes, extents).compilation
+        naive = compile_kernel(
+            self.kernel, self.machine, extents, dtypes=dtypes, options=replace(self.options, fuse="none")
+        )
+        return Explained(explain(made, naive, threads_of(self.machine)))
+
+
+# ---------------------------------------------------------------- details
+
+
+def machine(name: str) -> Target:
+    """The target whose code is generated; the interpreter's stages are those of the CPU. Raises ValueError."""
+    if name == "interp":
+        return CPU
+    if name == "cuda":
+        raise ValueError(f"target 'cuda': no GPU is driven yet; targets are {TARGETS}")
+    try:
+        return target(name)
+    except TileError:
+        raise ValueError(f"no target is called {name!r}; targets are {TARGETS}") from None
+
+
+def threads_of(machine: Target) -> int:
+    """Threads that run a kernel at once; on a GPU, whose blocks keep nothing in memory, 1."""
+    if isinstance(machine, CudaTarget):
+        return 1
+    from .runtime.threads import threads
+
+    return threads()
+
+
+def _outputs(graph: Graph, extents: Mapping[str, int], call: Arguments, out: object) -> dict[str, Array]:
+    """The arrays that `out=` gives for the outputs. Raises TypeError and ValueError."""
+    if out is None:
+        return {}
+    arrays = out if isinstance(out, tuple | list) else (out,)
+    if len(arrays) != len(graph.outputs):
+        raise TypeError(
+            f"{graph.name}: out= has {len(arrays)} arrays; the outputs are {', '.join(graph.outputs)}"
+        )
+    return dict(_checked_outputs(graph, extents, call, arrays))
+
+
+def _checked_outputs(
+    graph: Graph, extents: Mapping[str, int], call: Arguments, arrays: Sequence[object]
+) -> Iterator[tuple[str, Array]]:
+    from .inputs import shape_of
+
+    for (name, tensor), array in zip(graph.outputs.items(), arrays, strict=True):
+        shape = shape_of(tensor.shape, extents, call.scalars)
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"{graph.name}: out= for `{name}` is a {type(array).__name__}; a NumPy array is needed"
+            )
+        if array.shape != shape or array.dtype != NUMPY[tensor.dtype]:
+            raise ValueError(
+                f"{graph.name}: out= for `{name}` is {array.dtype} {array.shape}; {NUMPY[tensor.dtype]} {shape} is needed"
+            )
+        if not array.flags.writeable:
+            raise ValueError(f"{graph.name}: out= for `{name}` is read-only")
+        yield name, array
+
+
+def _dtype(name: str, value: object) -> DType:
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, str) and value in NAMES:
+        return NAMES[value]
+    raise ValueError(f"`{name}` is {value!r}; an element type is needed: {', '.join(NAMES)}")
+
+
+def _extent(kernel: str, name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{kernel}: extent `{name}` is {value!r}; an integer of at least 0 is needed")
+    return int(value)
