@@ -14,7 +14,25 @@
     }
 
 A bare name is a tile value, an axis's index, an extent or a scalar, whichever the program declares: they share one
-namespace. Line breaks and indentation are free; `#` starts a comment. `docs/tile_text.md` has the whole grammar.
+namespace. Line breaks and indentation are free; `#` starts a comment. Brackets below mean "may be left out", `…` "and so on":
+
+    module     module NAME { scratch TENSOR … program … }
+    program    tile NAME(TENSOR | NAME: DTYPE, …) { header statement … }
+    TENSOR     NAME: [out | inout] DTYPE[EXPR, …]
+    header     [extents NAME, …] [static NAME = INT, …] [whole NAME = EXPR, …] [tier NAME]
+               role NAME = INT warpgroups, INT registers …   ring NAME = NAME, … by INT …   [attributes ATTRIBUTE …]
+    statement  NAME: TYPE = EXPR ATTRIBUTE …
+               store NAME[EXPR, …] = EXPR ATTRIBUTE …            (`+=` accumulates)
+               for AXIS, … parallel ATTRIBUTE … { statement … }
+               for AXIS [reverse] [where EXPR, …] [carry (NAME: TYPE = EXPR ATTRIBUTE …, …)] ATTRIBUTE …
+                   { statement … [yield EXPR, …] }
+    AXIS       NAME in EXPR [by INT] [from EXPR] [to EXPR]       (no `by`: a unit axis)
+    TYPE       DTYPE[NAME, …]                                    (a scalar: DTYPE)
+    ATTRIBUTE  @NAME(NAME = NAME | INT | true | false | "TEXT", …)
+    EXPR       or, and, not, < <= == != > >=, + -, * / // %, unary - in the language's precedence; numbers, names,
+               load NAME[EXPR, …], OPERATION(EXPR, …), DTYPE(EXPR), fill(EXPR), dot[NAME, …](EXPR, EXPR), REDUCTION[NAME, …](EXPR)
+
+A float is f32 and an integer i64, unless a suffix says otherwise (`1.0f64`, `3i32`).
 """
 
 from __future__ import annotations
