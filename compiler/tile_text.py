@@ -14,7 +14,7 @@
     }
 
 A bare name is a tile value, an axis's index, an extent or a scalar, whichever the program declares: they share one
-namespace. Line breaks and indentation are free; `#` starts a comment. Brackets below mean "may be left out", `…` "and so on":
+namespace. Line breaks and indentation are free; `#` starts a comment. Below, brackets mean "may be left out", `…` "and so on":
 
     module     module NAME { scratch TENSOR … program … }
     program    tile NAME(TENSOR | NAME: DTYPE, …) { header statement … }
@@ -30,7 +30,8 @@ namespace. Line breaks and indentation are free; `#` starts a comment. Brackets 
     TYPE       DTYPE[NAME, …]                                    (a scalar: DTYPE)
     ATTRIBUTE  @NAME(NAME = NAME | INT | true | false | "TEXT", …)
     EXPR       or, and, not, < <= == != > >=, + -, * / // %, unary - in the language's precedence; numbers, names,
-               load NAME[EXPR, …], OPERATION(EXPR, …), DTYPE(EXPR), fill(EXPR), dot[NAME, …](EXPR, EXPR), REDUCTION[NAME, …](EXPR)
+               load NAME[EXPR, …], OPERATION(EXPR, …), DTYPE(EXPR), fill(EXPR), dot[NAME, …](EXPR, EXPR),
+               REDUCTION[NAME, …](EXPR)
 
 A float is f32 and an integer i64, unless a suffix says otherwise (`1.0f64`, `3i32`).
 """
