@@ -1,0 +1,450 @@
+"""Runs generated CUDA source under CPython, every thread of a block for itself, and watches it.
+
+The source is Python: each kernel is rewritten into a generator that yields at barriers and shuffles, and the threads of a
+block take turns from one to the next. Found and raised as `KernelFault`, with kernel, line and thread:
+
+- a barrier or a shuffle that not all threads reach, or that threads reach at different lines;
+- two threads of a block touching one element of shared memory between two barriers, one of them writing;
+- two threads writing one element of an output with no barrier between them (additions are exempt), or two blocks;
+- an index outside a shared array, a local array or a tensor.
+
+Memory that nothing wrote holds NaN (integers: a large number), so that reading it shows. It needs neither a GPU nor
+numba-cuda. One element operation costs about a microsecond: it is for tiny sizes.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..compiler.interpreter.arithmetic import NUMPY, quiet
+from ..compiler.interpreter.tile import bind_extents, integer
+from ..compiler.tile_ir import TileModule
+from ..dsl.types import DType
+
+WARP = 32
+Array = np.ndarray[Any, Any]
+Thread = Generator[tuple[str, int, Any, int], Any, None]
+
+
+class KernelFault(RuntimeError):
+    """What a kernel did that no kernel may do; the message names kernel, line, thread and place."""
+
+
+# ---------------------------------------------------------------- entry
+
+
+def run_module(
+    module: TileModule,
+    source: str,
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, int | float | bool],
+    blocks: int | None = None,
+) -> dict[str, Array]:
+    """Run every kernel of a generated source in the module's order; outputs and inouts by name, inputs unchanged.
+
+    `blocks`: how many blocks share the tasks; one for each task if None. Raises `KernelFault`.
+    """
+    kernels = load(source)
+    extents = bind_extents(module, tensors, scalars)
+    names = {**scalars, **extents}
+    memory: dict[str, Array] = {}
+    for program, kernel in zip(module.programs, kernels.values(), strict=True):
+        arguments: list[Any] = []
+        for p in program.params:
+            if p.name not in memory:
+                shape = tuple(integer(x, names) for x in p.shape)
+                memory[p.name] = memory_for(p.dtype, tensors.get(p.name), shape)
+            tensor = Tensor(p.name, memory[p.name], kernel.state)
+            arguments += [tensor, *tensor.strides]
+        arguments += [_scalar(s.dtype, scalars[s.name]) for s in program.scalars]
+        sizes = [extents[e] for e in program.extents]
+        kernel.run([*arguments, *sizes], kernel.tasks(*sizes) if blocks is None else blocks)
+    scratch = {p.name for p in module.scratch}
+    written = {p.name for q in module.programs for p in q.params if p.mode != "in"} - scratch
+    return {name: memory[name] for name in written}
+
+
+def _scalar(dtype: DType, value: int | float | bool) -> Any:
+    return np.float64(value) if dtype is DType.F64 else np.float32(value) if dtype.is_float else value
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as a generator function over the arguments, `threads` of them a block."""
+
+    name: str
+    generator: Callable[..., Thread]
+    state: State
+    threads: int
+    tasks: Callable[..., int]
+
+    def run(self, arguments: Sequence[Any], blocks: int) -> None:
+        """Run the blocks one after another."""
+        with quiet():
+            for block in range(blocks):
+                self.state.enter(self.name, block, blocks)
+                _Block(self, arguments).run()
+
+
+def load(source: str) -> dict[str, Kernel]:
+    """The kernels of a generated source, by name."""
+    state = State()
+    tree = _Rewrite().visit(ast.parse(source))
+    names: dict[str, Any] = {**FUNCTIONS, "cuda": _Cuda(state)}
+    exec(compile(ast.fix_missing_locations(tree), "<emulated>", "exec"), names)
+    return {
+        name: Kernel(name, names[name], state, launch["threads"], launch["tasks"])
+        for name, launch in names["LAUNCHES"].items()
+    }
+
+
+class _Rewrite(ast.NodeTransformer):
+    """Kernel functions become generators; imports go, for the names are given."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.decorator_list = []
+        for a in node.args.args:
+            a.annotation = None
+        self.generic_visit(node)
+        never = ast.parse("if False:\n    yield").body[0]
+        node.body.insert(0, never)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        match ast.unparse(node.func):
+            case "cuda.syncthreads":
+                event: list[ast.expr] = [ast.Constant("barrier"), ast.Constant(node.lineno), ast.Constant(None), ast.Constant(0)]
+            case "cuda.shfl_xor_sync":
+                event = [ast.Constant("shuffle"), ast.Constant(node.lineno), node.args[1], node.args[2]]
+            case "cuda.shared.array" | "cuda.local.array":
+                node.keywords.append(ast.keyword("line", ast.Constant(node.lineno)))
+                return node
+            case _:
+                return node
+        return ast.Yield(ast.Tuple(event, ast.Load()))
+
+
+# ---------------------------------------------------------------- a block and its threads
+
+
+@dataclass
+class State:
+    """What the running thread sees: its numbers, its block's shared arrays, and the barriers passed so far."""
+
+    kernel: str = ""
+    block: int = 0
+    blocks: int = 1
+    thread: int = 0
+    epoch: int = 0
+    shared: dict[int, Shared] = field(default_factory=dict)
+
+    def enter(self, kernel: str, block: int, blocks: int) -> None:
+        self.kernel, self.block, self.blocks, self.epoch, self.shared = kernel, block, blocks, 0, {}
+
+    def fault(self, what: str) -> KernelFault:
+        return KernelFault(f"{self.kernel}, block {self.block}, thread {self.thread}: {what}")
+
+
+class _Block:
+    """Threads advance warp by warp: through shuffles to the next barrier, then all over it."""
+
+    def __init__(self, kernel: Kernel, arguments: Sequence[Any]) -> None:
+        self.state = kernel.state
+        self.threads = [kernel.generator(*arguments) for _ in range(kernel.threads)]
+
+    def run(self) -> None:
+        warps = [range(i, min(i + WARP, len(self.threads))) for i in range(0, len(self.threads), WARP)]
+        while True:
+            stops = [self.to_barrier(warp) for warp in warps]
+            if len(set(stops)) > 1:
+                self.diverged("barrier", dict(zip((w[0] for w in warps), stops, strict=True)))
+            if stops[0] is None:
+                return
+            self.state.epoch += 1
+
+    def to_barrier(self, warp: range) -> int | None:
+        """Run a warp to its next barrier; gives its line, None at the end."""
+        answers: dict[int, Any] = dict.fromkeys(warp)
+        while True:
+            events = {t: self.advance(t, answers[t]) for t in warp}
+            sites = {t: e[:2] if e else None for t, e in events.items()}
+            if len(set(sites.values())) > 1:
+                self.diverged("barrier or shuffle", {t: s[1] if s else None for t, s in sites.items()})
+            first = events[warp[0]]
+            if first is None:
+                return None
+            if first[0] == "barrier":
+                return first[1]
+            values = {t: e[2] for t, e in events.items() if e}
+            answers = {t: values[t ^ int(e[3])] for t, e in events.items() if e}
+
+    def advance(self, thread: int, answer: Any) -> tuple[str, int, Any, int] | None:
+        self.state.thread = thread
+        try:
+            return self.threads[thread].send(answer)
+        except StopIteration:
+            return None
+
+    def diverged(self, what: str, lines: Mapping[int, int | None]) -> None:
+        """Say where the threads are."""
+        places: dict[int | None, list[int]] = {}
+        for thread, line in lines.items():
+            places.setdefault(line, []).append(thread)
+        told = "; ".join(
+            f"thread {', '.join(map(str, t[:4]))}{' …' if len(t) > 4 else ''} "
+            + ("has ended" if line is None else f"waits at line {line}")
+            for line, t in places.items()
+        )
+        raise KernelFault(f"{self.state.kernel}, block {self.state.block}: not all threads reach a {what}: {told}")
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Shared:
+    """A shared array or a slice of one. For each element the last write and the last reads since a barrier are kept."""
+
+    def __init__(self, state: State, size: int, cast: Callable[[Any], Any], start: int = 0, root: Shared | None = None) -> None:
+        self.state, self.size, self.cast, self.start = state, size, cast, start
+        self.root = root or self
+        if root is None:
+            self.values: dict[int, Any] = {}
+            self.writes: dict[int, tuple[int, int]] = {}
+            self.reads: dict[int, tuple[int, int]] = {}
+
+    def place(self, index: int) -> int:
+        if not 0 <= index < self.size:
+            raise self.state.fault(f"index {index} of a shared array of {self.size}")
+        return self.start + int(index)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Shared(self.state, index.stop - index.start, self.cast, self.start + index.start, self.root)
+        root, at, now = self.root, self.place(index), self.state.epoch
+        epoch, writer = root.writes.get(at, (-1, -1))
+        if epoch == now and writer != self.state.thread:
+            raise self.race(at, "read", "written", writer)
+        before, reader = root.reads.get(at, (-1, -1))
+        me = self.state.thread
+        root.reads[at] = (now, me if before != now or reader == me else MANY)
+        return root.values[at] if at in root.values else _poison(self.cast)
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        root, at, now, me = self.root, self.place(index), self.state.epoch, self.state.thread
+        for table, word in ((root.writes, "written"), (root.reads, "read")):
+            epoch, other = table.get(at, (-1, -1))
+            if epoch == now and other != me:
+                raise self.race(at, "written", word, other)
+        root.writes[at] = (now, me)
+        root.values[at] = self.cast(value)
+
+    def race(self, at: int, mine: str, theirs: str, other: int) -> KernelFault:
+        who = "several threads" if other == MANY else f"thread {other}"
+        return self.state.fault(f"shared element {at} is {mine} here and {theirs} by {who} with no barrier between")
+
+
+class Local:
+    """A thread's own array."""
+
+    def __init__(self, state: State, size: int, cast: Callable[[Any], Any]) -> None:
+        self.state, self.cast = state, cast
+        self.values = [_poison(cast)] * size
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self.values):
+            raise self.state.fault(f"index {index} of a local array of {len(self.values)}")
+        return self.values[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if not 0 <= index < len(self.values):
+            raise self.state.fault(f"index {index} of a local array of {len(self.values)}")
+        self.values[index] = self.cast(value)
+
+
+class Tensor:
+    """A tensor in global memory, seen by a kernel as its elements from (0, …, 0) on; remembers who wrote each."""
+
+    def __init__(self, name: str, values: Array, state: State) -> None:
+        self.name, self.values, self.state = name, values, state
+        self.writers: dict[int, tuple[int, int, int]] = {}
+        stored = values.view(STORED.get(values.dtype, values.dtype))
+        self.elements = np.lib.stride_tricks.as_strided(stored, (values.size,), (values.itemsize,))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return tuple(s // self.values.itemsize for s in self.values.strides)
+
+    def place(self, offset: int) -> int:
+        if not 0 <= offset < len(self.elements):
+            raise self.state.fault(f"offset {offset} is outside tensor `{self.name}` {self.values.shape}")
+        return int(offset)
+
+    def __getitem__(self, offset: int) -> Any:
+        value = self.elements[self.place(offset)]
+        return int(value) if self.elements.dtype.kind in "iu" else value
+
+    def __setitem__(self, offset: int, value: Any) -> None:
+        at, me = self.place(offset), (self.state.block, self.state.thread, self.state.epoch)
+        block, thread, epoch = self.writers.get(at, me)
+        if block != me[0] or (thread != me[1] and epoch == me[2]):
+            raise self.state.fault(
+                f"offset {offset} of tensor `{self.name}` is written here and by block {block}, thread {thread}"
+            )
+        self.writers[at] = me
+        self.elements[at] = value
+
+    def add(self, offset: int, value: Any) -> None:
+        """An indivisible addition; f16 and bf16 come and go as their bits."""
+        at = self.place(offset)
+        if self.elements.dtype is self.values.dtype:
+            self.elements[at] += value
+        else:
+            sixteen = self.elements[at : at + 1].view(self.values.dtype)
+            sixteen[0] += np.uint16(value).view(self.values.dtype)
+
+
+def memory_for(dtype: DType, given: Array | None, shape: tuple[int, ...]) -> Array:
+    """A copy of a given array, its axes in the order they lie in memory; poison where none is given."""
+    if given is not None:
+        return np.array(given, order="K")
+    poison = math.nan if dtype.is_float else POISON if dtype is not DType.BOOL else True
+    return np.full(shape, 0).astype(NUMPY[dtype]) if poison is True else np.full(shape, poison, NUMPY[dtype])
+
+
+STORED: dict[Any, Any] = {NUMPY[t]: np.dtype(np.uint16) for t in (DType.F16, DType.BF16)}
+STORED[NUMPY[DType.BOOL]] = np.dtype(np.uint8)
+POISON = 77
+MANY = -2
+
+
+class _Cuda:
+    """What generated source calls `cuda`; barriers and shuffles have become yields before."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.shared, self.local = _Arrays(self.shared_array), _Arrays(self.local_array)
+
+    def shared_array(self, size: int, cast: Callable[[Any], Any], line: int) -> Shared:
+        """One array for a block, whichever thread asks first; size 0 is the dynamic one, as large as it is used."""
+        return self.state.shared.setdefault(line, Shared(self.state, size or 1 << 30, cast))
+
+    def local_array(self, size: int, cast: Callable[[Any], Any], line: int) -> Local:
+        return Local(self.state, size, cast)
+
+    @property
+    def threadIdx(self) -> _Number:
+        return _Number(self.state.thread)
+
+    @property
+    def blockIdx(self) -> _Number:
+        return _Number(self.state.block)
+
+    @property
+    def gridDim(self) -> _Number:
+        return _Number(self.state.blocks)
+
+
+@dataclass(frozen=True)
+class _Number:
+    x: int
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    array: Callable[..., Any]
+
+
+def _poison(cast: Callable[[Any], Any]) -> Any:
+    """What unwritten memory holds."""
+    return cast(math.nan) if cast in (np.float32, np.float64) else cast(POISON)
+
+
+# ---------------------------------------------------------------- the functions of generated source
+
+
+def wrap(bits: int) -> Callable[[Any], int]:
+    """Two's complement of that width."""
+    half = 1 << bits - 1
+    return lambda x: (int(x) + half & (1 << bits) - 1) - half
+
+
+def _whole(bits: int) -> Callable[[Any], int]:
+    """Float to integer: toward zero, saturating, NaN to 0."""
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def convert(x: Any) -> int:
+        return 0 if math.isnan(x) else low if x <= low else high if x >= high else int(x)
+
+    return convert
+
+
+def _sixteen(dtype: DType) -> dict[str, Callable[[Any], Any]]:
+    """Conversions between f32 and the bits of a 16-bit float."""
+    kind = NUMPY[dtype].type
+
+    def to_bits(x: Any) -> int:
+        return int(np.asarray(x, kind).view(np.uint16))
+
+    def from_bits(bits: Any) -> Any:
+        return np.float32(np.asarray(bits, np.uint16).view(kind))
+
+    return {
+        f"{dtype}_from_f32": to_bits,
+        f"f32_from_{dtype}": from_bits,
+        f"round_{dtype}": lambda x: np.float32(np.asarray(x, kind)),
+    }
+
+
+def _place_wins(is_better: Callable[[Any, Any], bool]) -> Callable[[Any, int, Any, int], bool]:
+    """argmax and argmin: the first NaN, else the best value at its first place; place -1 is nothing."""
+
+    def beats(value: Any, at: int, best: Any, best_at: int) -> bool:
+        if at < 0 or best_at < 0:
+            return at >= 0
+        if value != value or best != best:
+            return bool(value != value and (best == best or at < best_at))
+        return bool(is_better(value, best) or (value == best and at < best_at))
+
+    return beats
+
+
+def _floating(kind: Any) -> dict[str, Callable[..., Any]]:
+    """Operations of one float type, each rounded to it."""
+    one = kind(1)
+    return {
+        "fma": lambda a, b, c: kind(np.longdouble(a) * np.longdouble(b) + np.longdouble(c)),
+        "max": np.maximum, "min": np.minimum, "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2,
+        "sqrt": np.sqrt, "rsqrt": lambda x: one / np.sqrt(x), "tanh": np.tanh, "erf": lambda x: kind(math.erf(x)),
+        "sin": np.sin, "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "abs": np.abs,
+        "pow": np.power, "floordiv": lambda a, b: np.floor(a / b), "mod": np.mod,
+        "beats_max": _place_wins(lambda a, b: a > b), "beats_min": _place_wins(lambda a, b: a < b),
+    }  # fmt: skip
+
+
+FUNCTIONS: dict[str, Any] = {
+    **{f"{name}_f32": f for name, f in _floating(np.float32).items()},
+    **{f"{name}_f64": f for name, f in _floating(np.float64).items()},
+    **_sixteen(DType.F16),
+    **_sixteen(DType.BF16),
+    **{f"i{bits}_from_f{n}": _whole(bits) for bits in (32, 64) for n in (32, 64)},
+    **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
+    "floordiv_i64": lambda a, b: a // b if b else 0,
+    "mod_i64": lambda a, b: a % b if b else 0,
+    "beats_max_i64": _place_wins(lambda a, b: a > b),
+    "beats_min_i64": _place_wins(lambda a, b: a < b),
+    "wrap_i16": wrap(16), "wrap_i8": wrap(8), "wrap_u8": lambda x: x & 255,
+    "f32": np.float32, "f64": np.float64, "i64": wrap(64), "i32": wrap(32), "i16": wrap(16), "i8": wrap(8),
+    "u8": lambda x: int(x) & 255, "u16": lambda x: int(x) & 65535, "boolean": bool,
+    "inf": math.inf, "nan": math.nan, "ALL_LANES": 0xFFFFFFFF,
+}  # fmt: skip
