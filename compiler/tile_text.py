@@ -14,7 +14,7 @@
     }
 
 A bare name is a tile value, an axis's index, an extent or a scalar, whichever the program declares: they share one
-namespace. Line breaks and indentation are free; `#` starts a comment. Below, brackets mean "may be left out", `…` "and so on":
+namespace. Line breaks and indentation are free; `#` starts a comment. Brackets: may be left out; `…`: and so on.
 
     module     module NAME { scratch TENSOR … program … }
     program    tile NAME(TENSOR | NAME: DTYPE, …) { header statement … }
