@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .diagnostics import Diagnostic
 from .foreign import CONTROL_WORDS, ITEM_WORDS
@@ -19,6 +19,15 @@ CLOSING = frozenset({")", "]", "}"})
 _TEXT_OF = {name: text for text, name in TYPES.items()}
 _TEXT_OF |= {"NAME": "a name", "NUMBER": "a number", "STRING": 'a "text"', "NEWLINE": "a new line"}
 _TEXT_OF |= {"WRT": "wrt", "AS": "as", "GRAD": "grad", "$END": "the end"}
+
+
+# The parser's tables say what may follow in any bracket; these cannot follow in the one that is open.
+_IMPOSSIBLE = {
+    "(": frozenset({"RSQB", "RBRACE", "NEWLINE", "$END", "VBAR", "IN"}),
+    "[": frozenset({"RPAR", "RBRACE", "NEWLINE", "$END"}),
+    "{": frozenset({"RPAR", "RSQB", "VBAR", "IN", "$END"}),
+    "": frozenset({"RPAR", "RSQB", "RBRACE", "IN"}),
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ def explain(failure: Failure) -> Diagnostic:
 
 def _expected(f: Failure) -> str:
     """What would be accepted, a few words of it."""
-    names = set(f.expected)
+    names = set(f.expected) - _IMPOSSIBLE[f.open_bracket]
     if {"NAME", "NUMBER", "LPAR"} <= names:
         names -= {"NAME", "NUMBER", "LPAR", "MINUS", "NOT", "TRUE", "FALSE", "INF"}
         words = ["an expression"]
@@ -146,8 +155,7 @@ def _no_import_text(f: Failure) -> Finding | None:
 
 def _grad_form(f: Failure) -> Finding | None:
     if f.item == "grad" and f.tokens[0].type == "GRAD":
-        wanted = _expected(replace(f, expected=f.expected - {"RPAR", "RSQB"}))
-        return "E0045", f"{f.found} where {wanted} is expected", "write grad KERNEL wrt x, y as NAME"
+        return "E0045", f"{f.found} where {_expected(f)} is expected", "write grad KERNEL wrt x, y as NAME"
     return None
 
 
