@@ -121,3 +121,11 @@ def test_a_huge_file_is_not_even_read(tmp_path: Path) -> None:
         file.truncate(100_000_000)
     (found,) = errors(path)
     assert (found.code, "100000000" in found.message) == ("E0008", True)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parent / "cases" / "accepted").glob("*.tile")), ids=lambda p: p.stem
+)
+def test_programs_of_the_field_are_accepted(path: Path) -> None:
+    """The checks refuse nothing that belongs to the language (issue 3's list of programs)."""
+    assert load(path).kernels
