@@ -487,8 +487,8 @@ def task_bytes(c: Compilation) -> int:
     """The most that one task of a launch allocates: its tiles, of sizes fixed at compile time. CPU only, else 0."""
     if c.target.is_cuda:
         return 0
-    found = cpu.workspace(c.module).values()
-    return max((sum(_buffer_bytes(b, c.sizes) for b in buffers) for buffers in found), default=0)
+    tasks = [task for tasks in cpu.workspace(c.module).values() for task in tasks]
+    return max((sum(_buffer_bytes(b, c.sizes) for b in task) for task in tasks), default=0)
 
 
 def _buffer_bytes(b: cpu.Buffer, sizes: Mapping[str, int]) -> int:

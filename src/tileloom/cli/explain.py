@@ -1,0 +1,75 @@
+"""Say what the compiler derived and decided for a kernel, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from ..render import SECTIONS, bytes_text, explanation, say, table
+from .failures import refusals, usage
+from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
+
+
+def configure(parser: ArgumentParser) -> None:
+    add_kernel(parser)
+    add_compilation(parser)
+    add_inputs(parser)
+    parser.add_argument(
+        "--derive", action="store_true", help="the passes over reductions, and why each is right"
+    )
+    parser.add_argument(
+        "--fusion", action="store_true", help="the ledger: what is stored, what is not, and why"
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="bytes beyond inputs and outputs, against fuse none"
+    )
+    parser.add_argument("--measure", action="store_true", help="run, and measure what was predicted")
+    parser.add_argument("--json", action="store_true", help="the same facts as JSON")
+
+
+def run(arguments: Namespace) -> int:
+    found = problem(arguments)
+    kernel = compiled(arguments, found.kernel)
+    if arguments.measure and (kernel.target == "interp" or kernel.machine.is_cuda):
+        raise usage(f"--measure runs compiled code on this machine; the target is {kernel.target}")
+    with refusals():
+        facts = kernel.explain(**found.extents, **found.dtypes).facts
+    measured = _measured(arguments, found) if arguments.measure else {}
+    if arguments.json:
+        print(json.dumps({**dataclasses.asdict(facts), "measured": measured}, indent=2, ensure_ascii=False))
+        return 0
+    say(explanation(facts, [s for s in SECTIONS if getattr(arguments, s)]))
+    if measured:
+        say(_table(measured))
+    return 0
+
+
+def _measured(arguments: Namespace, found: Problem) -> dict[str, dict[str, Any]]:
+    """Milliseconds and bytes beyond inputs and outputs of one call, compiled and naive."""
+    from ..bench import call_growth, call_ms
+
+    tensors = found.tensors(arguments.seed)
+    rows = {}
+    for variant, fuse in (("compiled", None), ("fuse none", "none")):
+        kernel = compiled(arguments, found.kernel, fuse)
+        with refusals():
+            growth = call_growth(kernel, found.graph, tensors, found.numbers)
+            rows[variant] = {"ms": call_ms(kernel, found.graph, tensors, found.numbers), **growth}
+    return rows
+
+
+def _table(measured: dict[str, dict[str, Any]]) -> Any:
+    return table(
+        ("", "ms", "between launches", "process grew"),
+        (
+            (name, f"{r['ms']:.2f}", bytes_text(r["scratch_bytes"]), _resident(r["resident_bytes"]))
+            for name, r in measured.items()
+        ),
+        title="\nmeasured on this machine",
+    )
+
+
+def _resident(n: int | None) -> str:
+    return "not told by this system" if n is None else bytes_text(n)

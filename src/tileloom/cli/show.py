@@ -1,0 +1,79 @@
+"""Print a stage of a kernel's compilation: syntax, both IRs, the schedule, the generated source, machine code."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from ..api import CompiledKernel
+from ..compiler.elaborate import elaborate
+from ..compiler.target import CudaTarget
+from ..compiler.tensor_text import print_graph
+from ..render import resource_table, say
+from ..tree import syntax_tree
+from .failures import CommandError, refusals, usage
+from .kernels import read_kernel
+from .problems import Problem, add_compilation, add_kernel, compiled, problem
+
+MACHINE = ("ptx", "sass", "resources")
+EMIT = ("syntax", "tensor", "tile", "schedule", "source", *MACHINE)
+DEFAULT_GPU = "cuda:sm_90a"
+
+
+def configure(parser: ArgumentParser) -> None:
+    add_kernel(parser)
+    add_compilation(parser)
+    parser.add_argument("--emit", choices=EMIT, help="what to print (tile)")
+    parser.add_argument("--after", metavar="PASS", help="the text after a pass, or all of them")
+
+
+def run(arguments: Namespace) -> int:
+    if arguments.emit and arguments.after:
+        raise usage("--emit and --after both say what to print; give one")
+    emit = arguments.emit or "tile"
+    if not arguments.after and emit in ("syntax", "tensor"):
+        kernel = read_kernel(arguments.file)
+        print(syntax_tree(kernel.kernel) if emit == "syntax" else print_graph(elaborate(kernel)), end="")
+        return 0
+    if emit in MACHINE and arguments.target is None:
+        arguments.target = DEFAULT_GPU
+    found = problem(arguments)
+    kernel_ = compiled(arguments, found.kernel)
+    if arguments.after:
+        _after(arguments.after, _stages(kernel_, found))
+    elif emit in MACHINE:
+        _machine(emit, kernel_, found)
+    else:
+        print(_stages(kernel_, found)[emit], end="")
+    return 0
+
+
+def _stages(kernel: CompiledKernel, found: Problem) -> dict[str, str]:
+    with refusals():
+        made = kernel.compilation(**found.extents, **found.dtypes)
+    return dict(made.snapshots)
+
+
+def _after(wanted: str, stages: dict[str, str]) -> None:
+    if wanted != "all" and wanted not in stages:
+        raise usage(f"--after {wanted}: there is no such pass; it is one of {', '.join(stages)}, all")
+    for name, text in stages.items() if wanted == "all" else [(wanted, stages[wanted])]:
+        if wanted == "all":
+            print(f"# after {name}\n")
+        print(text, end="\n" if wanted == "all" else "")
+
+
+def _machine(emit: str, kernel: CompiledKernel, found: Problem) -> None:
+    target = kernel.machine
+    if not isinstance(target, CudaTarget):
+        raise usage(f"--emit {emit} needs a CUDA target, such as --target {DEFAULT_GPU}, not {target.name}")
+    try:
+        from ..runtime.cuda import assemble
+    except ImportError as reason:
+        raise CommandError(str(reason)) from None
+    made = assemble(_stages(kernel, found)["source"], target)
+    if emit == "resources":
+        say(resource_table(made.values()))
+        return
+    for assembled in made.values():
+        sys.stdout.write(assembled.ptx if emit == "ptx" else assembled.sass)
