@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .diagnostics import Diagnostic, TileError, refuse
 from .foreign import FOREIGN_SIGNS
@@ -74,8 +75,7 @@ _SCAN = re.compile(
 _MALFORMED_NUMBER = re.compile(r"[A-Za-z_0-9.]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """`type` is the grammar's terminal name, or COMMENT (only from `scan`), or BAD with the `problem` it stands for."""
 
     type: str

@@ -102,7 +102,7 @@ def _parse_item(item: list[Token], found: Diagnostics) -> s.Item | None:
 def _soft(token: Token, place: int) -> Token:
     """`grad`, `wrt` and `as` are words of the grammar in a `grad` item only."""
     if token.text in ("wrt", "as") or place == 0:
-        return replace(token, type=token.text.upper())
+        return token._replace(type=token.text.upper())
     return token
 
 
