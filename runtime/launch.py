@@ -125,7 +125,7 @@ class Kernel:
 
     # -- shapes
 
-    def _plan(self, shapes: dict[str, tuple[int, ...]], scalars: dict[str, Number]) -> Plan:
+    def _plan(self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Number]) -> Plan:
         """Extents and shapes of a call, after all checks; remembered for the latest calls."""
         key = (*shapes.items(), *scalars.items())
         plan = self._plans.get(key)

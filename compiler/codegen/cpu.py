@@ -83,8 +83,19 @@ LOWEST = {DType.F64: -math.inf, DType.F32: -math.inf, DType.I64: -(2**63), DType
 HIGHEST = {DType.F64: math.inf, DType.F32: math.inf, DType.I64: 2**63 - 1, DType.I32: 2**31 - 1}
 ROWS = {"sum": "sum_of", "max": "max_of", "min": "min_of"}
 EXPORTS = frozenset(
-    {"at", "clamp", "select", "multiply_add", "multiply_row", "inf", "nan", "floordiv_float", "mod_float"}
-    | {*HELD.values(), *CALLS.values(), *ROWS.values()}
+    {
+        "at",
+        "clamp",
+        "select",
+        "fabs",
+        "multiply_add",
+        "multiply_row",
+        "inf",
+        "nan",
+        "floordiv_float",
+        "mod_float",
+    }
+    | {*HELD.values(), *CALLS.values(), *ROWS.values()} - {"abs"}
     | {f"{op}_{t}" for op in BY_TYPE for t in ("f32", "f64")}
     | {f"{verb}_{t}" for verb in ("widen", "narrow", "round") for t in ("f16", "bf16")}
     | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}

@@ -1,0 +1,570 @@
+"""Generated CPU code against the tile interpreter and float64 NumPy: every kind of program, ragged, strided, empty."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tile_runner import both, close, compiled, functions_of, module_of
+
+from tileloom.compiler.codegen import cpu
+from tileloom.compiler.tile_ir import TileModule
+from tileloom.runtime import kernels
+from tileloom.runtime.threads import thread_limit
+
+RNG = np.random.default_rng(20)
+TILE = 32
+RAGGED = (1, 17, TILE - 1, TILE, TILE + 1, 3 * TILE + 5)
+FLOATS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+TOLERANCE = {"f32": 3e-6, "f64": 1e-13, "f16": 2e-3, "bf16": 2e-2}
+
+
+def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+# ---------------------------------------------------------------- matrix products
+
+MATMUL = """module m {
+    tile product(a: T[M, K], b: T[K, N], bias: T[N], c: out OUT[M, N]) {
+        extents M, K, N
+        for m in M by 32, n in N by 32 parallel {
+            for k in K by 16 carry (acc: ACC[m, n] = fill(ZERO)) {
+                yield acc + dot[k](load a[m, k], load b[k, n])
+            }
+            store c[m, n] = acc + load bias[n]
+        }
+    }
+}"""
+
+
+def matmul(dtype: str) -> str:
+    integer = dtype == "i8"
+    acc = "f64" if dtype == "f64" else "i32" if integer else "f32"
+    zero = "0i32" if integer else "0.0f64" if dtype == "f64" else "0.0"
+    text = MATMUL.replace("OUT", "i32" if integer else dtype)
+    return text.replace("T[", f"{dtype}[").replace("ACC", acc).replace("ZERO", zero)
+
+
+@pytest.mark.parametrize("m", RAGGED)
+def test_matmul_f32_at_ragged_sizes(m: int) -> None:
+    for k, n in ((1, TILE), (16, 1), (35, TILE + 1)):
+        a, b, bias = normal(m, k), normal(k, n), normal(n)
+        got = both(matmul("f32"), {"a": a, "b": b, "bias": bias})
+        close(got["c"], (a.astype(np.float64) @ b + bias).astype(np.float32), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+def test_matmul_in_each_float(dtype: str) -> None:
+    t = FLOATS[dtype]
+    args = {"a": normal(45, 19, dtype=t), "b": normal(19, 37, dtype=t), "bias": normal(37, dtype=t)}
+    both(matmul(dtype), args, TOLERANCE[dtype])
+
+
+def test_matmul_of_small_integers_is_exact() -> None:
+    a = RNG.integers(-128, 128, (45, 300), np.int8)
+    b = RNG.integers(-128, 128, (300, 37), np.int8)
+    bias = RNG.integers(-128, 128, 37, np.int8)
+    got = both(matmul("i8"), {"a": a, "b": b, "bias": bias})
+    np.testing.assert_array_equal(got["c"], a.astype(np.int32) @ b.astype(np.int32) + bias)
+
+
+def test_any_strides_give_the_bits_of_a_contiguous_copy() -> None:
+    a, b = normal(2 * 50, 3 * 40), normal(33, 40)
+    views = {"a": a[::-2, ::3], "b": b.T, "bias": np.broadcast_to(normal(1), (33,))}
+    plain = {n: np.ascontiguousarray(x) for n, x in views.items()}
+    np.testing.assert_array_equal(both(matmul("f32"), views, 1e-5)["c"], compiled(matmul("f32"), plain)["c"])
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (5, 7, 0), (0, 0, 0)])
+def test_zero_extents(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    got = both(matmul("f32"), {"a": normal(m, k), "b": normal(k, n), "bias": normal(n)})
+    assert got["c"].shape == (m, n)
+
+
+def test_another_size_compiles_nothing() -> None:
+    task = functions_of(matmul("f32"))["product_tasks"]
+    both(matmul("f32"), {"a": normal(5, 6), "b": normal(6, 7), "bias": normal(7)})
+    before = len(task.signatures)  # type: ignore[attr-defined]
+    both(matmul("f32"), {"a": normal(77, 66), "b": normal(66, 55), "bias": normal(55)}, 1e-5)
+    assert len(task.signatures) == before  # type: ignore[attr-defined]
+
+
+PRODUCTS = """module p {
+    tile p(a: f32[B, M, K], b: f32[B, N, K], w: f32[K], u: f32[M, K], rows: out f32[B, M], outer: out f32[B, N, M],
+           both: out f32[B, M], all: out f32[B], sums: out f32[M, N], batch: out f32[B, M, N]) {
+        extents B, M, N, K
+        static K = 24
+        whole k = K
+        for b0 in B parallel {
+            for m in M by 8 {
+                x: f32[m, k] = load a[b0, m, k]
+                store rows[b0, m] = dot[k](x, load w[k])
+                store both[b0, m] = 2.0 * dot[k](x, load u[m, k]) - 1.0
+                for n in N by 8 {
+                    y: f32[n, k] = load b[b0, n, k]
+                    store outer[b0, n, m] = dot[k](x, y)
+                }
+            }
+            store all[b0] = dot[k](load a[b0, 0, k], load w[k])
+        }
+        for m in M by 8, n in N by 8 parallel {
+            for bt in B by 2 carry (acc: f32[m, n] = fill(0.0)) {
+                yield acc + dot[k, bt](load a[bt, m, k], load b[bt, n, k])
+            }
+            store sums[m, n] = acc
+        }
+        for bt in B by 2, m in M by 8, n in N by 8 parallel {
+            store batch[bt, m, n] = dot[k](load a[bt, m, k], load b[bt, n, k])
+        }
+    }
+}"""
+
+
+def test_products_of_every_shape() -> None:
+    a, b, w, u = normal(3, 11, 24), normal(3, 13, 24), normal(24), normal(11, 24)
+    got = both(PRODUCTS, {"a": a, "b": b, "w": w, "u": u}, 1e-5)
+    close(got["rows"], a @ w, 1e-5)
+    close(got["outer"], np.einsum("bmk,bnk->bnm", a, b), 1e-5)
+    close(got["both"], 2 * np.einsum("bmk,mk->bm", a, u) - 1, 1e-5)
+    close(got["all"], a[:, 0] @ w, 1e-5)
+    close(got["sums"], np.einsum("bmk,bnk->mn", a, b), 1e-5)
+    close(got["batch"], np.einsum("bmk,bnk->bmn", a, b), 1e-5)
+
+
+TWO_PRODUCTS = """module t {
+    tile t(a: f32[M, K], b: f32[K, N], d: f32[M, K], e: f32[K, N], c: inout f32[M, N]) {
+        extents M, K, N
+        for m in M by 16, n in N by 16 parallel {
+            x: f32[m, n] = 0.5 * (load c[m, n])
+            for k in K by 8 carry (acc: f32[m, n] = x) {
+                yield acc + dot[k](load a[m, k], load b[k, n]) + dot[k](load d[m, k], load e[k, n])
+            }
+            store c[m, n] = acc
+        }
+    }
+}"""
+
+
+def test_two_products_into_one_accumulator() -> None:
+    a, b, d, e, c = normal(21, 9), normal(9, 18), normal(21, 9), normal(9, 18), normal(21, 18)
+    got = both(TWO_PRODUCTS, {"a": a, "b": b, "d": d, "e": e, "c": c}, 1e-5)
+    close(got["c"], 0.5 * c + a @ b + d @ e, 1e-5)
+    source = cpu.generate(module_of(TWO_PRODUCTS))
+    assert source.count("multiply_add(acc, ") == 2  # in place, no third buffer of the accumulator's size
+
+
+# ---------------------------------------------------------------- online softmax
+
+ATTENTION = """module attention {
+    tile attention(q: T[B, H, M, D], k: T[B, G, N, D], v: T[B, G, N, E], o: out T[B, H, M, E], lse: out f32[B, H, M],
+                   scale: f32) {
+        extents B, H, G, M, N, D, E
+        static D = 24, E = 20
+        whole d = D, e = E
+        for b in B, h in H, m in M by 32 parallel {
+            q_tile: T[m, d] = load q[b, h, m, d]
+            for n in N by 16 from max(0, m - 40) to m + 32 where n <= m, m - 40 <= n carry (
+                r: f32[m] = fill(-inf), l: f32[m] = fill(0.0), acc: f32[m, e] = fill(0.0)
+            ) {
+                x: f32[m, n] = scale * dot[d](q_tile, load k[b, h // (H // G), n, d])
+                s: f32[m, n] = where(n <= m and m - 40 <= n, x, -inf)
+                r1: f32[m] = max(r, max[n](s))
+                r0: f32[m] = where(r1 == -inf, 0.0, r1)
+                p: f32[m, n] = exp(s - r0)
+                c: f32[m] = exp(r - r0)
+                yield r1, l * c + sum[n](p), acc * c + dot[n](PCAST(p), load v[b, h // (H // G), n, e])
+            }
+            store o[b, h, m, e] = where(l == 0.0, 0.0, acc / l)
+            store lse[b, h, m] = where(l == 0.0, -inf, r + log(l))
+        }
+    }
+}"""
+
+
+def windowed_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    m, n = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])
+    s = np.where((n <= m) & (m - 40 <= n), scale * (q @ k.swapaxes(2, 3)), -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(s - np.where(np.isinf(top), 0, top))
+    z = p.sum(-1, keepdims=True)
+    return (p @ v) / np.where(z == 0, 1, z)
+
+
+@pytest.mark.parametrize("m", RAGGED)
+def test_attention_with_a_window(m: int) -> None:
+    text = ATTENTION.replace("T[", "f32[").replace("PCAST(p)", "p")
+    q, k, v = normal(2, 4, m, 24), normal(2, 2, 71, 24), normal(2, 2, 71, 20)
+    got = both(text, {"q": q, "k": k, "v": v}, 1e-5, scale=0.2)
+    close(got["o"].astype(np.float64), windowed_attention(q, k, v, 0.2), 1e-5)
+
+
+def test_attention_in_f16() -> None:
+    text = ATTENTION.replace("T[", "f16[").replace("PCAST", "f16")
+    q, k, v = (normal(1, h, n, d, dtype=np.float16) for h, n, d in ((2, 70, 24), (1, 65, 24), (1, 65, 20)))
+    got = both(text, {"q": q, "k": k, "v": v}, 3e-3, scale=0.2)
+    close(got["o"].astype(np.float64), windowed_attention(q, k, v, 0.2), 5e-3)
+
+
+def test_one_and_two_threads_give_the_same_bits() -> None:
+    text = ATTENTION.replace("T[", "f32[").replace("PCAST(p)", "p")
+    args = {"q": normal(2, 4, 101, 24), "k": normal(2, 2, 101, 24), "v": normal(2, 2, 101, 20)}
+    results = []
+    for n in (1, 2, 5):
+        with thread_limit(n):
+            results.append(compiled(text, args, scale=0.2))
+    for r in results[1:]:
+        np.testing.assert_array_equal(r["o"], results[0]["o"])
+        np.testing.assert_array_equal(r["lse"], results[0]["lse"])
+
+
+# ---------------------------------------------------------------- reductions
+
+REDUCTIONS = """module r {
+    tile r(x: T[M, N], sum_: out ACC[M], max_: out ACC[M], min_: out ACC[M], prod_: out ACC[M], any_: out bool[M],
+           all_: out bool[M], argmax_: out i64[M], argmin_: out i64[M], total: out ACC[1], high: out ACC[1]) {
+        extents M, N
+        static M = 19, N = 37
+        whole m = M, n = N
+        for parallel {
+            v: T[m, n] = load x[m, n]
+            store sum_[m] = sum[n](v)
+            store max_[m] = max[n](v)
+            store min_[m] = min[n](v)
+            store prod_[m] = prod[n](v)
+            store any_[m] = any[n](v < ZERO)
+            store all_[m] = all[n](v < ZERO)
+            store argmax_[m] = argmax[n](v)
+            store argmin_[m] = argmin[n](v)
+            store total[0] = sum[m, n](v)
+            store high[0] = max[m, n](v)
+        }
+    }
+}"""
+
+
+def reductions(dtype: str, acc: str, zero: str) -> str:
+    return (
+        REDUCTIONS.replace("x: T", f"x: {dtype}")
+        .replace("v: T", f"v: {dtype}")
+        .replace("ACC", acc)
+        .replace("ZERO", zero)
+    )
+
+
+def test_reductions_of_floats_propagate_nan() -> None:
+    text = reductions("f32", "f32", "0.0")
+    x = RNG.uniform(0.5, 1.5, (19, 37)).astype(np.float32) * RNG.choice([-1, 1], (19, 37)).astype(np.float32)
+    x[3, 30], x[4, 5], x[4, 9], x[5], x[6] = np.nan, np.nan, -np.inf, -np.inf, -1
+    got = both(text, {"x": x})
+    assert np.isnan(got["max_"][3])
+    assert np.isnan(got["min_"][4])
+    assert got["argmax_"][3] == 30
+    assert got["argmin_"][4] == 5
+    assert got["all_"][6]
+    assert got["max_"][5] == -np.inf
+    assert got["argmax_"][5] == 0
+
+
+def test_reductions_of_integers() -> None:
+    x = RNG.integers(-3, 4, (19, 37), np.int8)
+    got = both(reductions("i8", "i32", "0i32"), {"x": x})
+    np.testing.assert_array_equal(got["sum_"], x.sum(1, dtype=np.int32))
+    np.testing.assert_array_equal(got["argmin_"], x.argmin(1))
+
+
+# ---------------------------------------------------------------- reads and writes through tensors
+
+GATHER = """module g {
+    tile g(x: f32[N, K], ix: i32[M], y: out f32[M, K], stencil: out f32[M], both: out bool[M]) {
+        extents M, N, K
+        for m in M by 8 parallel {
+            at: i32[m] = load ix[m]
+            for k in K by 8 { store y[m, k] = load x[at, k] }
+            store stencil[m] = where(0 < m and m < N, load x[m - 1, 0] + load x[m, 0], -1.0)
+            store both[m] = m < N and load x[m, 0] > 0.0 or m >= N
+        }
+    }
+}"""
+
+
+def test_reads_outside_a_tensor() -> None:
+    x, ix = normal(11, 9), np.array([3, -5, 10, 11, 2**31 - 1, -(2**31), 0, 4, 5, 6, 7, 8, 9], np.int32)
+    got = both(GATHER, {"x": x, "ix": ix})
+    np.testing.assert_array_equal(got["y"], x[np.clip(ix, 0, 10)])
+    assert got["stencil"][0] == -1
+    assert got["stencil"][10] == x[9, 0] + x[10, 0]
+    empty = compiled(GATHER, {"x": normal(0, 9), "ix": ix})  # nothing to read: no wild access
+    assert (empty["stencil"] == -1).all()
+
+
+SCATTER = """module h {
+    tile zero(count: out i64[K]) {
+        extents K
+        for k in K by 8 parallel { store count[k] = fill(0) }
+    }
+    tile h(ix: i32[N], w: f32[N, D], count: inout i64[K], total: inout f32[K, D]) {
+        extents N, K, D
+        for n in N by 8, d in D parallel { store total[load ix[n], d] += load w[n, d] }
+        for n in N by 8 parallel { store count[load ix[n]] += 1 }
+    }
+}"""
+
+
+def test_scatter_adds_duplicates_and_drops_what_is_outside() -> None:
+    ix = RNG.integers(-2, 7, 61, np.int32)
+    w, total = normal(61, 3), normal(5, 3)
+    got = both(SCATTER, {"ix": ix, "w": w, "total": total}, 1e-5)
+    inside = (ix >= 0) & (ix < 5)
+    np.testing.assert_array_equal(got["count"], np.bincount(ix[inside], minlength=5))
+    source = cpu.generate(module_of(SCATTER))
+    assert "grid d in parallel; inside each, grid n by 8 in order" in source
+
+
+# ---------------------------------------------------------------- carried values
+
+CARRIES = """module c {
+    tile c(x: f32[M], a: out f32[M], b: out f32[M], p: out i64[1], q: out i64[1], last: out f32[M]) {
+        extents M
+        for m in M by 8 parallel {
+            v: f32[m] = load x[m]
+            for i in 7 carry (s: f32[m] = v, t: f32[m] = 2.0 * v, u: f32[m] = fill(0.0)) {
+                yield t, s + t, u + s
+            }
+            store a[m] = s
+            store b[m] = t
+            store last[m] = u
+        }
+        for one in 1 parallel {
+            for i in 10 carry (f: i64 = 0, g: i64 = 1) { yield g, f + g }
+            store p[0] = f
+            store q[0] = g
+        }
+    }
+}"""
+
+
+def test_carries_change_all_at_once() -> None:
+    x = normal(19)
+    got = both(CARRIES, {"x": x})
+    s, t, u = x, 2 * x, 0 * x
+    for _ in range(7):
+        s, t, u = t, s + t, u + s
+    np.testing.assert_array_equal(got["a"], s)
+    np.testing.assert_array_equal(got["b"], t)
+    np.testing.assert_array_equal(got["last"], u)
+    assert (got["p"][0], got["q"][0]) == (55, 89)
+
+
+SIBLINGS = """module s {
+    scratch t: f32[M, N]
+    tile first(x: f32[M, N], t: out f32[M, N]) {
+        extents M, N
+        for m in M by 8 parallel {
+            for n in N by 16 reverse { v: f32[n, m] = load x[m, n]  store t[m, n] = v * v }
+        }
+    }
+    tile second(t: f32[M, N], y: out f32[M], z: out f64[M]) {
+        extents M, N
+        for m in M by 8 parallel {
+            for n in N by 16 carry (a: f32[m] = fill(0.0)) { v: f32[m, n] = load t[m, n]  yield a + sum[n](v) + v_0 * 0.0 }
+            store y[m] = a
+            for n in N carry (c: f64[m] = fill(0.0f64)) { v: f64[m] = f64(load t[m, n])  yield c + v * v }
+            store z[m] = c
+        }
+    }
+}""".replace(" + v_0 * 0.0", "")
+
+
+def test_sibling_scopes_may_share_names() -> None:
+    x = normal(21, 35)
+    got = both(SIBLINGS, {"x": x}, 1e-5)
+    close(got["y"], (x * x).sum(1), 1e-5)
+    close(got["z"], ((x * x).astype(np.float64) ** 2).sum(1), 1e-12)
+
+
+# ---------------------------------------------------------------- elementwise
+
+FUNCTIONS = (
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "floor",
+    "ceil",
+    "round",
+    "abs",
+)
+OUTPUTS = ", ".join(f"{f}_: out T[N]" for f in FUNCTIONS)
+STORES = "\n".join(f"store {f}_[n] = {f}(v)" for f in FUNCTIONS)
+ELEMENTWISE = f"""module e {{
+    tile e(x: T[N], y: T[N], {OUTPUTS}, pow_: out T[N], mod_: out T[N], div_: out T[N], fma_: out T[N], max_: out T[N],
+           neg_: out T[N]) {{
+        extents N
+        for n in N by 64 parallel {{
+            v: T[n] = load x[n]
+            w: T[n] = load y[n]
+            {STORES}
+            store pow_[n] = pow(v, w)
+            store mod_[n] = v % w
+            store div_[n] = v // w
+            store fma_[n] = fma(v, w, v)
+            store max_[n] = max(v, min(w, v))
+            store neg_[n] = -v
+        }}
+    }}
+}}"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_elementwise_functions(dtype: str) -> None:
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, 2.5, -2.5, 1e-40, 88.8, -104.0, 3e38]
+    x = np.concatenate([special, RNG.normal(0, 3, 200)]).astype(FLOATS[dtype])
+    y = np.concatenate([special[::-1], RNG.normal(0, 3, 200)]).astype(FLOATS[dtype])
+    got = both(ELEMENTWISE.replace("T[", f"{dtype}["), {"x": x, "y": y}, TOLERANCE[dtype])
+    np.testing.assert_array_equal(np.signbit(got["neg_"]), ~np.signbit(x))
+
+
+CASTS = ("f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool")
+CAST_STORES = "\n".join(
+    f"store from_{a}_{b}[n] = {b}(v_{a})" for a in ("f64", "f32", "i64", "i8") for b in CASTS
+)
+CAST_OUTPUTS = ", ".join(f"from_{a}_{b}: out {b}[N]" for a in ("f64", "f32", "i64", "i8") for b in CASTS)
+CONVERSIONS = f"""module k {{
+    tile k(a: f64[N], i: i64[N], {CAST_OUTPUTS}) {{
+        extents N
+        for n in N by 64 parallel {{
+            v_f64: f64[n] = load a[n]
+            v_f32: f32[n] = f32(v_f64)
+            v_i64: i64[n] = load i[n]
+            v_i8: i8[n] = i8(v_i64)
+            {CAST_STORES}
+        }}
+    }}
+}}"""
+
+
+def test_conversions_between_all_element_types() -> None:
+    halves = np.array(
+        [1 + 2**-11, 1 + 2**-11 + 2**-40, 65519.99, 65520, 2**-25, 2**-25 + 2**-50, 1 + 2**-8 + 2**-30]
+    )
+    a = np.concatenate(
+        [halves, -halves, [np.nan, np.inf, -np.inf, 300.7, -300.7, 1e30, -1e30, 0.0, -0.0, 0.9]]
+    )
+    i = RNG.integers(-(2**63), 2**63 - 1, a.size)
+    i[:6] = 127, 128, -129, 256, 2**31, -(2**31) - 1
+    both(CONVERSIONS, {"a": a, "i": i}, 0.0)
+
+
+INTEGERS = """module i {
+    tile i(a: i32[N], b: i32[N], s: i8[N], q: out i32[N], r: out i32[N], p: out i32[N], n_: out i32[N], f: out f32[N],
+           t: out i32[N], c: out bool[N], w: out i64[N]) {
+        extents N
+        for n in N by 8 parallel {
+            x: i32[n] = load a[n]
+            y: i32[n] = load b[n]
+            z: i8[n] = load s[n]
+            store q[n] = x // y
+            store r[n] = x % y
+            store p[n] = x * y + x
+            store n_[n] = -x - abs(y)
+            store f[n] = x / y
+            store t[n] = z * z + z
+            store c[n] = not (x < y) and (x != y or n == 3)
+            store w[n] = n * x - 9223372036854775807
+        }
+    }
+}"""
+
+
+def test_integers_wrap_and_divide_by_zero_to_zero() -> None:
+    low = -(2**31)
+    a = np.array([7, -7, 7, -7, low, low, 5, 0, 2**31 - 1, -1], np.int32)
+    b = np.array([2, 2, -2, -2, -1, 3, 0, 0, 2**31 - 1, low], np.int32)
+    s = np.array([-128, 127, 0, 1, 2, 3, 4, 5, 6, 7], np.int8)
+    got = both(INTEGERS, {"a": a, "b": b, "s": s})
+    assert got["q"].tolist()[:8] == [3, -4, -4, 3, low, low // 3, 0, 0]
+    assert got["r"].tolist()[:8] == [1, 1, -1, -1, 0, low % 3, 0, 0]
+    assert got["t"][0] == 128 * 128 - 128
+
+
+def test_no_contraction_of_multiply_and_add() -> None:
+    text = """module f { tile f(a: f32[N], b: f32[N], c: f32[N], y: out f32[N]) { extents N
+        for n in N by 64 parallel { store y[n] = load a[n] * load b[n] + load c[n] } } }"""
+    a = np.full(64, 1 + 2**-12, np.float32)
+    got = compiled(text, {"a": a, "b": a, "c": -(a * a)})
+    assert (got["y"] == 0).all()  # contracted, it would be the rounding error of a · a
+
+
+# ---------------------------------------------------------------- names and text
+
+
+NAMES = """module lambda {
+    tile exp(def: f32[numpy, _x], at: out f32[numpy, _x], None: f32, task: f32) {
+        extents numpy, _x
+        for import in numpy by 4, first in _x by 4 parallel {
+            f32_: f32[import, first] = exp(load def[import, first]) * None
+            select: f32[import, first] = f32_ + f32_ + task
+            import_0: f32[import] = sum[first](select)
+            store at[import, first] = select - 0.0 * import_0
+        }
+    }
+}"""
+
+
+def test_names_that_mean_something_in_python() -> None:
+    x = normal(5, 6)
+    got = both(NAMES, {"def": x}, **{"None": 2.0, "task": 1.0})
+    close(got["at"], 4 * np.exp(x) + 1, 1e-5)
+
+
+def test_only_identifiers_reach_the_source() -> None:
+    module = module_of(NAMES)
+    bad = TileModule(
+        "x", (module.programs[0].__class__(**{**vars(module.programs[0]), "name": "x(): import os #"}),)
+    )
+    with pytest.raises(ValueError, match="is no name"):
+        cpu.generate(bad)
+
+
+def test_deep_expressions_are_broken_into_parts() -> None:
+    terms = " + ".join(["load x[n] * 0.001"] * 3000)
+    text = f"module d {{ tile d(x: f32[N], y: out f32[N]) {{ extents N for n in N by 8 parallel {{ store y[n] = {terms} }} }} }}"
+    source = cpu.generate(module_of(text))
+    assert max(map(len, source.splitlines())) < 250
+    compile(source, "deep", "exec")
+
+
+def test_source_is_deterministic_and_runs_again_from_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    source = cpu.generate(module_of(matmul("f32")))
+    assert source == cpu.generate(module_of(matmul("f32")))
+    path = tmp_path / "edited.py"
+    path.write_text(source.replace("bias[at(n_0 + n_i)]", "f32(7.0)"))
+    a, b, c = normal(3, 4), normal(4, 5), np.empty((3, 5), np.float32)
+    kernels.load(path)["product"](a, b, normal(5), c, 3, 4, 5)
+    close(c, a @ b + 7, 1e-5)
+
+
+def test_loops_are_vectorised() -> None:
+    text = """module v { tile v(x: f32[M, N], y: out f32[M, N]) { extents M, N
+        for m in M by 8, n in N by 256 parallel { store y[m, n] = exp(load x[m, n]) } } }"""
+    compiled(text, {"x": normal(3, 300)})
+    task = functions_of(text)["v_tasks"]
+    (assembly,) = task.inspect_asm().values()  # type: ignore[attr-defined]
+    body = assembly.split("v_tasks")[1]
+    vectors = [r for r in ("zmm", "ymm", "xmm", "v0.4s") if r in assembly]
+    assert vectors, body[:200]
+    assert "expf" not in assembly
+    if "zmm" in assembly or "ymm" in assembly:
+        packed = [line for line in assembly.splitlines() if "vfmadd" in line and "ps" in line.split()[0]]
+        assert any("ymm" in line or "zmm" in line for line in packed)
