@@ -35,6 +35,7 @@ from .canonicalize import simplify
 from .lower import lower
 from .normalize import normalize
 from .schedule import axis_plan
+from .shield import shield
 
 EXHAUSTIVE = 5
 
@@ -240,12 +241,14 @@ def regions(
         *(d.value for d in expanded),
         *(n for n, _ in named),
     ]  # changed at once, so that names follow their nodes
-    values = normalize(simplify(together, inliner.axes), inliner.axes, remarks)
+    graph = with_fields(graph, axes=inliner.axes)
+    values = normalize(simplify(together, graph.axes), graph.axes, remarks)
+    values = simplify(shield(values, graph), graph.axes)
     roots = [with_fields(d, value=v) for d, v in zip(expanded, values[: len(expanded)], strict=True)]
     hints = tuple(zip(values[len(expanded) :], (name for _, name in named), strict=True))
     groups = _merge_siblings(roots) if merge else [[d] for d in roots]
     out = tuple(Region("_".join(d.name for d in g), tuple(g), hints) for g in groups)
-    return with_fields(graph, axes=inliner.axes), out
+    return graph, out
 
 
 def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:
