@@ -1,5 +1,8 @@
 """Diagnostics: what is wrong, where, why, and what to write instead (DESIGN 2.4).
 
+Codes: E00xx characters, brackets and grammar, E006x files and imports, E01xx names, E02xx ranges of indices, E03xx types,
+E04xx bounds; from E06xx on the compiler's own texts and decisions.
+
 Errors are collected in a `Diagnostics` sink and raised once as `TileError`, so that a file shows all its errors at once.
 """
 

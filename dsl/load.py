@@ -61,7 +61,7 @@ def _read(path: Path, wanted_by: Span | None) -> Source:
     except (OSError, ValueError) as reason:  # ValueError: a NUL in the name
         why = getattr(reason, "strerror", None) or str(reason)
         raise refuse(
-            "E0201",
+            "E0061",
             f"cannot read {str(path)!r}: {why}",
             wanted_by,
             help="an import is relative to the folder of the file that holds it" if wanted_by else None,
@@ -103,15 +103,12 @@ class _Files:
 
     def _import(self, stack: list[tuple[Path, s.File, Iterator[s.Import]]], wanted: s.Import) -> None:
         path = Path(wanted.span.source.name).parent / wanted.path
-        try:
-            key = path.resolve()
-        except (OSError, ValueError, RuntimeError):  # a NUL in the name, or a loop of links: _read says why
-            key = path
+        key = _identity(path)
         chain = [at for at, _, _ in stack]
         if key in chain:
             names = [at.name for at in chain[chain.index(key) :]]
             self.found.error(
-                "E0202",
+                "E0062",
                 f"{wanted.path!r} imports itself"
                 if len(names) == 1
                 else f"{wanted.path!r} is imported in a circle",
@@ -129,7 +126,15 @@ class _Files:
     def _open(self, stack: list[tuple[Path, s.File, Iterator[s.Import]]], source: Source) -> None:
         file = parse_file(source)
         imports = (item for item in file.items if isinstance(item, s.Import))
-        stack.append((Path(source.name).resolve(), file, imports))
+        stack.append((_identity(Path(source.name)), file, imports))
+
+
+def _identity(path: Path) -> Path:
+    """The same for every way to name one file; the path itself if it cannot name any (`_read` then says why)."""
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError):  # a loop of links, a NUL in the name
+        return path
 
 
 # ---------------------------------------------------------------- names across files
@@ -166,7 +171,7 @@ def _clash(kind: str, name: s.Name, first: s.Name) -> Diagnostic:
         "in the prelude, which is always there" if first.span.source.name == PRELUDE else f"at {first.span}"
     )
     return Diagnostic(
-        "E0203",
+        "E0063",
         f"the name of this {kind}, `{name.name}`, is taken",
         name.span,
         note=f"it is first defined {where}; this one is at {name.span}",

@@ -53,7 +53,7 @@ def test_imports_come_first_and_once(tmp_path: Path) -> None:
 
 def test_a_file_that_imports_itself(tmp_path: Path) -> None:
     (found,) = errors(write(tmp_path, a='import "a.tile"\n'))
-    assert (found.code, found.message) == ("E0202", "'a.tile' imports itself")
+    assert (found.code, found.message) == ("E0062", "'a.tile' imports itself")
 
 
 def test_a_circle_of_imports_is_named(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_circle_of_imports_is_named(tmp_path: Path) -> None:
         tmp_path, a='import "b.tile"\n', b='\nimport "c.tile"\n', c=f'import "../{tmp_path.name}/a.tile"\n'
     )
     (found,) = errors(main)
-    assert (found.code, found.note) == ("E0202", "a.tile → b.tile → c.tile → a.tile")
+    assert (found.code, found.note) == ("E0062", "a.tile → b.tile → c.tile → a.tile")
 
 
 def test_a_thousand_imports_in_a_row(tmp_path: Path) -> None:
@@ -72,19 +72,19 @@ def test_a_thousand_imports_in_a_row(tmp_path: Path) -> None:
 def test_missing_files_are_all_reported(tmp_path: Path) -> None:
     found = errors(write(tmp_path, a='import "b.tile"\nimport "c.tile"\nimport "."\n'))
     assert [(d.code, d.span.line if d.span else 0) for d in found] == [
-        ("E0201", 1),
-        ("E0201", 2),
-        ("E0201", 3),
+        ("E0061", 1),
+        ("E0061", 2),
+        ("E0061", 3),
     ]
     (missing,) = errors(tmp_path / "none.tile")
-    assert missing.code == "E0201"
+    assert missing.code == "E0061"
     assert "none.tile" in missing.message
 
 
 def test_clash_names_both_places(tmp_path: Path) -> None:
     main = write(tmp_path, a='import "b.tile"\n\nfn f(x) = x\n', b="# first\nfn f(x) = x\n")
     (found,) = errors(main)
-    assert found.code == "E0203"
+    assert found.code == "E0063"
     assert found.note is not None
     assert f"{tmp_path / 'b.tile'}:2:4" in found.note
     assert f"{main}:3:4" in found.note
@@ -129,3 +129,11 @@ def test_a_huge_file_is_not_even_read(tmp_path: Path) -> None:
 def test_programs_of_the_field_are_accepted(path: Path) -> None:
     """The checks refuse nothing that belongs to the language (issue 3's list of programs)."""
     assert load(path).kernels
+
+
+def test_names_that_can_be_no_file(tmp_path: Path) -> None:
+    (tmp_path / "loop.tile").symlink_to(tmp_path / "loop.tile")
+    for name in ("loop.tile", "a" * 5000, "", "no/such/folder.tile"):
+        (found,) = errors(write(tmp_path, a=f'import "{name}"\n'))
+        assert found.code == "E0061"
+    assert "f" in parse("fn f(x) = x", name="a\0b").fns
