@@ -93,7 +93,5 @@ def test_names_in_attention_do_not_matter() -> None:
 
 def up_to_names(text: str) -> str:
     order: dict[str, int] = {}
-    text = re.sub(
-        r"\s+([)\]])", r"\1", re.sub(r"([(\[])\s+", r"\1", " ".join(text.split()))
-    )  # lists break by width
-    return re.sub(r"[A-Za-z_]\w*", lambda f: f"n{order.setdefault(f.group(), len(order))}", text)
+    text = re.sub(r"[A-Za-z_]\w*", lambda f: f" n{order.setdefault(f.group(), len(order))} ", text)
+    return "".join(text.split())  # long lists are broken by their width

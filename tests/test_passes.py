@@ -98,5 +98,5 @@ def test_names_do_not_matter(drawn: DrawnProgram) -> None:
 def shape(text: str) -> str:
     """A tile module's text with every name replaced by the order in which it first appears."""
     order: dict[str, int] = {}
-    text = " ".join(text.split())  # long lists are broken by their width
-    return re.sub(r"[A-Za-z_]\w*", lambda f: f"n{order.setdefault(f.group(), len(order))}", text)
+    text = re.sub(r"[A-Za-z_]\w*", lambda f: f" n{order.setdefault(f.group(), len(order))} ", text)
+    return "".join(text.split())  # long lists are broken by their width
