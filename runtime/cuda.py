@@ -26,41 +26,27 @@ from typing import Any
 
 import numpy as np
 
+from ..compiler.interpreter.arithmetic import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.target import CudaTarget
 from ..compiler.tile_ir import Param, TileModule
-from ..dsl.types import DType
 
 INSTALL = "pip install 'tileloom[cuda]'"
 if importlib.util.find_spec("numba_cuda") is None:
     raise ImportError(
-        f"CUDA kernels need the package numba-cuda with its toolkit; install them with: {INSTALL}"
+        f"CUDA kernels need numba-cuda and the CUDA toolkit, which are not installed: {INSTALL}"
     )
 if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses the name that NumPy 2.5 dropped
-    np.row_stack = np.vstack  # type: ignore[attr-defined]
+    vars(np)["row_stack"] = np.vstack
 
-from numba import cuda, types
-from numba.cuda.compiler import compile_cuda, kernel_fixup
-from numba.cuda.cudadrv import nvvm
-from numba.cuda.extending import intrinsic
+from numba import cuda, types  # noqa: E402
+from numba.cuda import compiler  # noqa: E402
+from numba.cuda.cudadrv import nvvm  # noqa: E402
+from numba.cuda.extending import intrinsic  # noqa: E402
 
-__all__ = [
-    "ALL_LANES",
-    "boolean",
-    "cuda",
-    "f32",
-    "f64",
-    "i8",
-    "i16",
-    "i32",
-    "i64",
-    "inf",
-    "intrinsic",
-    "nan",
-    "types",
-    "u8",
-    "u16",
-]
+numba_compiler: Any = compiler  # not in their stubs: kernel_fixup, set_launch_bounds
+numba_nvvm: Any = nvvm
+pointer_to: Any = types.CPointer
 
 # What generated source imports.
 f64, f32 = types.float64, types.float32
@@ -68,6 +54,8 @@ i64, i32, i16, i8 = types.int64, types.int32, types.int16, types.int8
 u16, u8, boolean = types.uint16, types.uint8, types.boolean
 inf, nan = math.inf, math.nan
 ALL_LANES = 0xFFFFFFFF
+__all__ = ["ALL_LANES", "boolean", "cuda", "f32", "f64", "i8", "i16", "i32", "i64", "inf", "nan", "u8", "u16"]
+__all__ += ["intrinsic", "pointer_to", "types"]  # what intrinsics/ptx.py imports
 
 TYPES = {
     "f64": f64,
@@ -151,7 +139,7 @@ def _assemble_kernel(namespace: Mapping[str, Any], name: str, target: CudaTarget
 
 def _type(annotation: str) -> Any:
     pointee = annotation.removeprefix("*")
-    return TYPES[pointee] if pointee == annotation else types.CPointer(TYPES[pointee])
+    return TYPES[pointee] if pointee == annotation else pointer_to(TYPES[pointee])
 
 
 def _ptx(
@@ -159,13 +147,15 @@ def _ptx(
 ) -> str:
     """As numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off."""
     cc = (*target.capability, "a") if target.architecture_specific else target.capability
-    compiled = compile_cuda(function, types.void, signature, nvvm_options={"opt": 3, "fma": False}, cc=cc)
+    compiled = numba_compiler.compile_cuda(
+        function, types.void, signature, nvvm_options={"opt": 3, "fma": False}, cc=cc
+    )
     library = compiled.library
     entry = compiled.fndesc.llvm_func_name
     kernel = library.get_function(entry)
     library._entry_name = entry
-    kernel_fixup(kernel, False)
-    nvvm.set_launch_bounds(kernel, (threads, 1))
+    numba_compiler.kernel_fixup(kernel, False)
+    numba_nvvm.set_launch_bounds(kernel, (threads, 1))
     text: str = library.get_asm_str(cc=cc)
     return text.replace(entry, name)
 
@@ -383,8 +373,6 @@ class _Copies:
     def tensor(
         self, p: Param, tensors: Mapping[str, np.ndarray[Any, Any]], shape: tuple[int, ...]
     ) -> DeviceTensor:
-        from ..compiler.interpreter.arithmetic import NUMPY
-
         if p.name not in self.held:
             host = np.array(tensors[p.name]) if p.name in tensors else np.zeros(shape, NUMPY[p.dtype])
             host = np.ascontiguousarray(host).reshape(shape)
@@ -399,7 +387,3 @@ class _Copies:
         if host.nbytes:
             _checked(_driver().cuMemcpyDtoH(host.ctypes.data, address, host.nbytes))
         return host
-
-
-def scalar_type(dtype: DType) -> Any:
-    return TYPES[str(dtype)]

@@ -123,7 +123,12 @@ class _Rewrite(ast.NodeTransformer):
         self.generic_visit(node)
         match ast.unparse(node.func):
             case "cuda.syncthreads":
-                event: list[ast.expr] = [ast.Constant("barrier"), ast.Constant(node.lineno), ast.Constant(None), ast.Constant(0)]
+                event: list[ast.expr] = [
+                    ast.Constant("barrier"),
+                    ast.Constant(node.lineno),
+                    ast.Constant(None),
+                    ast.Constant(0),
+                ]
             case "cuda.shfl_xor_sync":
                 event = [ast.Constant("shuffle"), ast.Constant(node.lineno), node.args[1], node.args[2]]
             case "cuda.shared.array" | "cuda.local.array":
@@ -205,7 +210,9 @@ class _Block:
             + ("has ended" if line is None else f"waits at line {line}")
             for line, t in places.items()
         )
-        raise KernelFault(f"{self.state.kernel}, block {self.state.block}: not all threads reach a {what}: {told}")
+        raise KernelFault(
+            f"{self.state.kernel}, block {self.state.block}: not all threads reach a {what}: {told}"
+        )
 
 
 # ---------------------------------------------------------------- memory
@@ -214,7 +221,9 @@ class _Block:
 class Shared:
     """A shared array or a slice of one. For each element the last write and the last reads since a barrier are kept."""
 
-    def __init__(self, state: State, size: int, cast: Callable[[Any], Any], start: int = 0, root: Shared | None = None) -> None:
+    def __init__(
+        self, state: State, size: int, cast: Callable[[Any], Any], start: int = 0, root: Shared | None = None
+    ) -> None:
         self.state, self.size, self.cast, self.start = state, size, cast, start
         self.root = root or self
         if root is None:
@@ -229,7 +238,9 @@ class Shared:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Shared(self.state, index.stop - index.start, self.cast, self.start + index.start, self.root)
+            return Shared(
+                self.state, index.stop - index.start, self.cast, self.start + index.start, self.root
+            )
         root, at, now = self.root, self.place(index), self.state.epoch
         epoch, writer = root.writes.get(at, (-1, -1))
         if epoch == now and writer != self.state.thread:
@@ -250,7 +261,9 @@ class Shared:
 
     def race(self, at: int, mine: str, theirs: str, other: int) -> KernelFault:
         who = "several threads" if other == MANY else f"thread {other}"
-        return self.state.fault(f"shared element {at} is {mine} here and {theirs} by {who} with no barrier between")
+        return self.state.fault(
+            f"shared element {at} is {mine} here and {theirs} by {who} with no barrier between"
+        )
 
 
 class Local:

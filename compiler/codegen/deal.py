@@ -107,16 +107,18 @@ class Deal:
         table = {row: self._row, column: self._column}
         return Layout(axes, tuple(table[a](a) if a in table else Spread(self.tiles[a]) for a in axes))
 
-    def _sides(self, axes: tuple[str, ...]) -> tuple[str | None, str | None]:
-        """The axis on rows and the one on columns: the first and last of their side; a lone side lends one over."""
+    def _sides(self, axes: tuple[str, ...]) -> tuple[str, str]:
+        """The axis on rows and the one on columns: the first and last of their side; a lone side lends one over.
+
+        "" stands for none.
+        """
         rows = [a for a in axes if a in self.rows]
         columns = [a for a in axes if a not in self.rows]
-        row, column = (rows or [None])[0], (columns or [None])[-1]
-        if row is None and len(columns) > 1:
-            row = columns[0]
-        if column is None and len(rows) > 1:
-            column = rows[-1]
-        return row, column
+        if not rows:
+            return columns[0] if len(columns) > 1 else "", columns[-1] if columns else ""
+        if not columns:
+            return rows[0], rows[-1] if len(rows) > 1 else ""
+        return rows[0], columns[-1]
 
     def copying(self, axes: tuple[str, ...]) -> Layout:
         """A layout for moving a tile from memory: neighbouring threads along the last axis, all threads used."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ...dsl.types import DType, compute, promote
 from ..tensor_ir import COMPARISONS, FLOATING, LOGICAL
 
-INTRINSIC = re.compile(r"(?<![.\w])[a-z][a-z0-9]*_[a-z0-9_]+(?=\()")  # all have a type in their name
+INTRINSIC = re.compile(r"(?<![.\w])[a-z][a-z0-9_]*_(?:f64|f32|f16|bf16|i64|i32|i16|i8|u8)(?=\()")
+MEANT = re.compile(r".*_(f64|f32|f16|bf16|i64|i32|i16|i8|u8)")  # a name that looks like an intrinsic's
 
 
 @dataclass(frozen=True)
@@ -210,4 +211,4 @@ def combine(fn: str, a: Code, b: Code) -> Code:
 
 def intrinsics_in(text: str) -> set[str]:
     """Names called in generated text that the source has to import."""
-    return {name for name in INTRINSIC.findall(text) if not name.startswith("def")}
+    return set(INTRINSIC.findall(text))

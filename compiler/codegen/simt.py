@@ -21,8 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ...dsl.diagnostics import TileError, refuse
-from ...dsl.source import Span
+from ...dsl.diagnostics import refuse
 from ...dsl.types import DType, compute
 from ..target import CudaTarget
 from ..tile_ir import (
@@ -55,6 +54,7 @@ from ..tile_ir import (
 )
 from .deal import Deal, Demand, Layout, Spread, deal
 from .scalar_cuda import (
+    MEANT,
     Code,
     cast,
     combine,
@@ -227,13 +227,12 @@ class _Names:
         base = re.sub(r"\W", "_", wanted, flags=re.ASCII) or "_"
         base = f"_{base}" if base[0].isdigit() else base
         name, n = base, 1
-        while name in self.taken or INTRINSIC_LIKE.match(name):
+        while name in self.taken or MEANT.fullmatch(name):
             name, n = f"{base}_{n}", n + 1
         self.taken.add(name)
         return name
 
 
-INTRINSIC_LIKE = re.compile(r".*_(f64|f32|f16|bf16|i64|i32|i16|i8|u8)$")
 
 
 @dataclass(frozen=True)
@@ -562,7 +561,7 @@ class _Kernel:
             return
         counts = [self._count(a) for a in g.axes]
         if len(counts) > 1:
-            counts = [self.cut(Code(c, DType.I64), 12).text for c in counts]
+            counts = [c if c.isidentifier() else self.assign("count", Code(c, DType.I64)) for c in counts]
         with self.tasks(" * ".join(counts) or "1"):
             self._task_indices(g.axes, counts)
             self.live.update({a.name: a for a in g.axes})
@@ -640,18 +639,9 @@ class _Kernel:
     def visiting(self, a: LoopAxis, reverse: bool) -> Iterator[None]:
         """The serial loop over an axis's tiles."""
         first, end = self.bounds(a)
-        size, names = a.tile or 1, self.axis_names[a.name]
+        names = self.axis_names[a.name]
         variable = names.index if a.tile is None else names.first
-        if _starts_late(a) and size > 1:
-            first = f"{first} // {size} * {size}"
-        if reverse:
-            last = f"{end} - 1" if size == 1 else f"({end} - 1) // {size} * {size}"
-            visited = f"{last}, {first} - 1, -{size}"
-        else:
-            visited = (
-                end if first == "0" and size == 1 else f"{first}, {end}" + (f", {size}" if size > 1 else "")
-            )
-        self.text.line(f"for {variable} in range({visited}):")
+        self.text.line(f"for {variable} in range({_visited(a, first, end, reverse)}):")
         with self.text.indented(), self.back_edge():
             self.live[a.name] = a
             yield
@@ -1201,7 +1191,7 @@ class _Kernel:
         """Is an existing lane's index always inside a dimension of this size?"""
         if not isinstance(subscript, AxisIndex):
             return False
-        axis = self.live[subscript.axis] if subscript.axis in self.live else None
+        axis = self.live.get(subscript.axis)
         if axis is None:
             return False
         mine, its = static_value(axis.extent, self.statics), static_value(size, self.statics)
@@ -1232,6 +1222,19 @@ def _holding(text: str, dtype: DType) -> Code:
 def _starts_late(a: LoopAxis) -> bool:
     """Has the axis a lower bound other than 0?"""
     return a.lo is not None and not (isinstance(a.lo, Const) and a.lo.value == 0)
+
+
+def _visited(a: LoopAxis, first: str, end: str, reverse: bool) -> str:
+    """The arguments of `range` for the first indices of tiles that meet [first, end)."""
+    size = a.tile or 1
+    some = f" if {first} < {end} else " if _starts_late(a) and size > 1 else ""
+    start = f"{first} // {size} * {size}" if some else first
+    if reverse:
+        last = f"{end} - 1" if size == 1 else f"({end} - 1) // {size} * {size}"
+        return f"{last}{some and f'{some}-{size}'}, {start} - 1, -{size}"
+    if start == "0" and size == 1:
+        return end
+    return f"{start}, {end}{some and f'{some}0'}" + (f", {size}" if size > 1 else "")
 
 
 def _grouped(text: str) -> str:

@@ -182,7 +182,12 @@ def _block(body: tuple[Stmt, ...], types: Types, facts: Facts) -> Iterator[Conte
 
 def _loop(s: For, scope: Types, facts: Facts) -> Iterator[Context]:
     yield from _block(s.body, scope, facts)
-    inside = {**scope, **{x.name: x.type for x in statements(s.body) if isinstance(x, LetStmt)}}
+    inside = dict(scope)
+    for x in statements(s.body):
+        if isinstance(x, LetStmt):
+            inside[x.name] = x.type
+        elif isinstance(x, For):
+            inside.update({c.name: c.type for c in x.carries})
     for c, value in zip(s.carries, s.yields, strict=True):
         yield from _split(value, c.type.axes, inside, facts)
 

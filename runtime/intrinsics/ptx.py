@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.cuda import libdevice
+from numba.cuda import libdevice as _libdevice
 
-from ..cuda import boolean, f32, f64, i32, i64, intrinsic, types, u16
+from ..cuda import boolean, f32, f64, i32, i64, intrinsic, pointer_to, types, u16
 
+libdevice: Any = _libdevice
 CONSTRAINT = {"i16": "h", "i32": "r", "i64": "l", "float": "f", "double": "d"}
 
 
@@ -52,12 +53,12 @@ def _function(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
             return signature, generate
 
-        return intrinsic(_with_arguments(", ".join(signature_names(body)), implement))
+        return intrinsic(_with_arguments(", ".join(_argument_names(body)), implement))
 
     return decorate
 
 
-def signature_names(body: Callable[..., Any]) -> tuple[str, ...]:
+def _argument_names(body: Callable[..., Any]) -> tuple[str, ...]:
     return body.__code__.co_varnames[: body.__code__.co_argcount]
 
 
@@ -86,44 +87,44 @@ pow_f32, pow_f64 = libdevice.powf, libdevice.pow
 
 
 @_function(f64(f64))
-def rsqrt_f64(x):
+def rsqrt_f64(x: Any) -> Any:
     return f64(1.0) / libdevice.sqrt(x)
 
 
 @_function(f64(f64, f64))
-def max_f64(a, b):
+def max_f64(a: Any, b: Any) -> Any:
     return a if a > b or a != a else b
 
 
 @_function(f64(f64, f64))
-def min_f64(a, b):
+def min_f64(a: Any, b: Any) -> Any:
     return a if a < b or a != a else b
 
 
 @_function(f32(f32, f32))
-def portable_max_f32(a, b):
+def portable_max_f32(a: Any, b: Any) -> Any:
     """Before sm_80."""
     return a if a > b or a != a else b
 
 
 @_function(f32(f32, f32))
-def portable_min_f32(a, b):
+def portable_min_f32(a: Any, b: Any) -> Any:
     """Before sm_80."""
     return a if a < b or a != a else b
 
 
 @_function(f32(f32, f32))
-def floordiv_f32(a, b):
+def floordiv_f32(a: Any, b: Any) -> Any:
     return libdevice.floorf(a / b)
 
 
 @_function(f64(f64, f64))
-def floordiv_f64(a, b):
+def floordiv_f64(a: Any, b: Any) -> Any:
     return libdevice.floor(a / b)
 
 
 @_function(f32(f32, f32))
-def mod_f32(a, b):
+def mod_f32(a: Any, b: Any) -> Any:
     rest = libdevice.fmodf(a, b)
     if rest == f32(0.0):
         return libdevice.copysignf(rest, b)
@@ -131,7 +132,7 @@ def mod_f32(a, b):
 
 
 @_function(f64(f64, f64))
-def mod_f64(a, b):
+def mod_f64(a: Any, b: Any) -> Any:
     rest = libdevice.fmod(a, b)
     if rest == f64(0.0):
         return libdevice.copysign(rest, b)
@@ -142,27 +143,27 @@ def mod_f64(a, b):
 
 
 @_function(i64(i64, i64))
-def floordiv_i64(a, b):
+def floordiv_i64(a: Any, b: Any) -> Any:
     return i64(0) if b == 0 else i64(a // b)
 
 
 @_function(i64(i64, i64))
-def mod_i64(a, b):
+def mod_i64(a: Any, b: Any) -> Any:
     return i64(0) if b == 0 else i64(a % b)
 
 
 @_function(i32(i64))
-def wrap_i16(x):
+def wrap_i16(x: Any) -> Any:
     return i32(((x + 32768) & 65535) - 32768)
 
 
 @_function(i32(i64))
-def wrap_i8(x):
+def wrap_i8(x: Any) -> Any:
     return i32(((x + 128) & 255) - 128)
 
 
 @_function(i32(i64))
-def wrap_u8(x):
+def wrap_u8(x: Any) -> Any:
     return i32(x & 255)
 
 
@@ -180,44 +181,44 @@ _i64_saturated_f64 = _instruction(i64, (f64,), "cvt.rzi.s64.f64 $0, $1;")
 
 
 @_function(u16(f32))
-def portable_bf16_from_f32(x):
+def portable_bf16_from_f32(x: Any) -> Any:
     """Before sm_80: round to nearest even on the bits; a NaN becomes the quiet one."""
     bits = i64(_f32_bits(x)) & 0xFFFFFFFF
     return u16(0x7FC0) if x != x else u16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
 
 @_function(f32(f32))
-def round_f16(x):
+def round_f16(x: Any) -> Any:
     return f32_from_f16(f16_from_f32(x))
 
 
 @_function(f32(f32))
-def round_bf16(x):
+def round_bf16(x: Any) -> Any:
     return f32_from_bf16(bf16_from_f32(x))
 
 
 @_function(f32(f32))
-def portable_round_bf16(x):
+def portable_round_bf16(x: Any) -> Any:
     return f32_from_bf16(portable_bf16_from_f32(x))
 
 
 @_function(i32(f32))
-def i32_from_f32(x):
+def i32_from_f32(x: Any) -> Any:
     return i32(0) if x != x else _i32_saturated_f32(x)
 
 
 @_function(i32(f64))
-def i32_from_f64(x):
+def i32_from_f64(x: Any) -> Any:
     return i32(0) if x != x else _i32_saturated_f64(x)
 
 
 @_function(i64(f32))
-def i64_from_f32(x):
+def i64_from_f32(x: Any) -> Any:
     return i64(0) if x != x else _i64_saturated_f32(x)
 
 
 @_function(i64(f64))
-def i64_from_f64(x):
+def i64_from_f64(x: Any) -> Any:
     return i64(0) if x != x else _i64_saturated_f64(x)
 
 
@@ -225,7 +226,7 @@ def i64_from_f64(x):
 
 
 @_function(boolean(f64, i64, f64, i64))
-def beats_max_f64(value, at, best, best_at):
+def beats_max_f64(value: Any, at: Any, best: Any, best_at: Any) -> Any:
     """Is (value, at) before (best, best_at): the first NaN, else the largest, first index first? Place -1 is nothing."""
     if at < 0 or best_at < 0:
         return at >= 0
@@ -235,19 +236,19 @@ def beats_max_f64(value, at, best, best_at):
 
 
 @_function(boolean(f64, i64, f64, i64))
-def beats_min_f64(value, at, best, best_at):
+def beats_min_f64(value: Any, at: Any, best: Any, best_at: Any) -> Any:
     return beats_max_f64(-value, at, -best, best_at)
 
 
 @_function(boolean(i64, i64, i64, i64))
-def beats_max_i64(value, at, best, best_at):
+def beats_max_i64(value: Any, at: Any, best: Any, best_at: Any) -> Any:
     if at < 0 or best_at < 0:
         return at >= 0
     return value > best or (value == best and at < best_at)
 
 
 @_function(boolean(i64, i64, i64, i64))
-def beats_min_i64(value, at, best, best_at):
+def beats_min_i64(value: Any, at: Any, best: Any, best_at: Any) -> Any:
     if at < 0 or best_at < 0:
         return at >= 0
     return value < best or (value == best and at < best_at)
@@ -270,7 +271,7 @@ def _addition(element: Any, text: str) -> Any:
             )
             return context.get_dummy_value()
 
-        return types.void(types.CPointer(element), i64, element), generate
+        return types.void(pointer_to(element), i64, element), generate
 
     return intrinsic(_with_arguments("pointer, offset, value", implement))
 

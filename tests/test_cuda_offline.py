@@ -1,0 +1,131 @@
+"""CUDA source assembled on a machine without a GPU: registers, spills, shared memory and instructions of real tile sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tileloom.compiler.codegen.simt import generate
+from tileloom.compiler.target import cuda_target
+from tileloom.compiler.tile_text import parse_module
+
+cases = runpy.run_path(str(Path(__file__).with_name("simt_cases.py")))
+LADDER = dict(cases["ladder"]())
+TARGETS = ["cuda:sm_80", "cuda:sm_90a"]
+needs_toolkit = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="the extra `cuda` is not installed"
+)
+
+
+@cache
+def assembled(name: str, target: str) -> Any:
+    from tileloom.runtime.cuda import assemble
+
+    (kernel,) = assemble(generate(parse_module(LADDER[name]), cuda_target(target)), cuda_target(target)).values()
+    return kernel
+
+
+@cache
+def instructions(name: str, target: str) -> Counter[str]:
+    """Opcodes of the machine code, without their modifiers."""
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)", assembled(name, target).sass, re.M))
+
+
+MOST_REGISTERS = {"add": 64, "matmul": 168, "softmax": 128, "layernorm": 96, "attention": 224}
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", LADDER)
+def test_no_spills_and_no_local_memory(name: str, target: str) -> None:
+    kernel = assembled(name, target)
+    assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)
+    assert 16 <= kernel.registers <= MOST_REGISTERS[name]
+    found = instructions(name, target)
+    assert found["STL"] == found["LDL"] == 0
+    assert found["LDG"] > 0
+    assert found["STG"] > 0
+    assert kernel.seconds < 30
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_are_fused_multiply_adds_from_shared_memory(target: str) -> None:
+    for name, multiplications in (("matmul", 32), ("attention", 64)):
+        found = instructions(name, target)
+        assert found["FFMA"] >= multiplications
+        assert found["LDS"] >= 12
+        assert found["STS"] > 0
+        assert found["BAR"] >= 2
+    assert 0 < assembled("matmul", target).shared_bytes <= 10 * 1024
+    assert assembled("attention", target).dynamic_shared_bytes == 3 * 64 * 65 * 4
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", TARGETS)
+def test_elementwise_code_is_not_contracted(target: str) -> None:
+    """exp(s·c - r) near the largest floats needs both roundings."""
+    found = instructions("add", target)
+    assert found["FFMA"] == 0
+    assert found["FADD"] >= 8
+    text = cases["module"]("m", "x: f32[N], y: out f32[N]", "for i in N by 128 parallel { store y[i] = load x[i] * 3.0 - load x[i] }", "N")  # fmt: skip
+    from tileloom.runtime.cuda import assemble
+
+    (kernel,) = assemble(generate(parse_module(text), cuda_target(target)), cuda_target(target)).values()
+    assert re.search(r"\bFMUL\b", kernel.sass)
+    assert not re.search(r"\bFFMA\b", kernel.sass)
+
+
+@needs_toolkit
+def test_row_reductions_go_through_shuffles_alone() -> None:
+    for name in ("softmax", "layernorm"):
+        found = instructions(name, "cuda:sm_80")
+        assert found["SHFL"] >= 10
+        assert found["BAR"] == found["LDS"] == found["STS"] == 0
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", ["cuda:sm_75", "cuda:sm_86", "cuda:sm_89", "cuda:sm_100a", "cuda:sm_120"])
+def test_every_target_assembles(target: str) -> None:
+    for name in ("add", "softmax"):
+        kernel = assembled(name, target)
+        assert kernel.target.sm in kernel.ptx
+        assert kernel.registers > 0
+
+
+@needs_toolkit
+@pytest.mark.parametrize("case", cases["CASES"], ids=lambda c: c.name)
+def test_every_kind_of_program_assembles(case: Any) -> None:
+    from tileloom.runtime.cuda import assemble
+
+    target = cuda_target("cuda:sm_90a")
+    for kernel in assemble(generate(parse_module(case.text), target), target).values():
+        assert kernel.spill_bytes == 0
+        assert kernel.shared_bytes + kernel.dynamic_shared_bytes <= target.shared_per_block_bytes
+
+
+@needs_toolkit
+def test_names_in_the_machine_code_are_the_programs() -> None:
+    assert ".visible .entry attention(" in assembled("attention", "cuda:sm_80").ptx
+    assert ".text.attention" in assembled("attention", "cuda:sm_80").sass
+
+
+def test_without_the_extra_the_error_says_what_to_install() -> None:
+    """Where numba-cuda cannot be found, importing the module fails with that sentence."""
+    code = (
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'numba_cuda' else real(name, *rest)\n"
+        "import tileloom.runtime.cuda"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError: CUDA kernels need numba-cuda and the CUDA toolkit" in done.stderr
+    assert "pip install 'tileloom[cuda]'" in done.stderr
