@@ -1,0 +1,370 @@
+"""The call path: binding, refusals, array kinds, memory, threads; and measuring."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tileloom.compiler.codegen import cpu
+from tileloom.compiler.elaborate import elaborate
+from tileloom.compiler.tile_text import parse_module
+from tileloom.dsl.load import parse
+from tileloom.runtime import bench, kernels, memory, threads
+from tileloom.runtime.launch import Kernel
+
+BLEND = """
+kernel blend(x: f32[M, N], w: f32[N], scale: f32, times: i32, on: bool) -> (y: f32[M, N], total: f32[M]) {
+    require times > 0
+    y[m, n] = where(on, scale * x[m, n] + w[n] * f32(times), 0.0)
+    total[m] = sum[n](y[m, n])
+}
+"""
+BLEND_TILES = """module blend {
+    scratch z: f32[M, N]
+    tile fill_z(x: f32[M, N], w: f32[N], z: out f32[M, N], scale: f32, times: i32) {
+        extents M, N
+        for m in M by 8, n in N by 64 parallel {
+            store z[m, n] = scale * load x[m, n] + load w[n] * f32(times)
+        }
+    }
+    tile finish(z: f32[M, N], y: out f32[M, N], total: out f32[M], on: bool) {
+        extents M, N
+        for m in M by 8 parallel {
+            for n in N by 64 carry (a: f32[m] = fill(0.0)) {
+                v: f32[m, n] = where(on, load z[m, n], 0.0)
+                store y[m, n] = v
+                yield a + sum[n](v)
+            }
+            store total[m] = a
+        }
+    }
+}"""
+
+
+def kernel(text: str, tiles: str) -> Kernel:
+    program = parse(text)
+    (name,) = (k for k in ("blend", "outer", "half", "bump") if f"kernel {k}" in text)
+    module = parse_module(tiles)
+    return Kernel(elaborate(program[name]), module, kernels.build(cpu.generate(module)))
+
+
+@pytest.fixture(scope="module")
+def blend() -> Kernel:
+    return kernel(BLEND, BLEND_TILES)
+
+
+RNG = np.random.default_rng(3)
+X, W = RNG.standard_normal((21, 70)).astype(np.float32), RNG.standard_normal(70).astype(np.float32)
+
+
+def wanted(x: np.ndarray, w: np.ndarray, scale: float, times: int) -> np.ndarray:
+    return np.float32(scale) * x + w * np.float32(times)
+
+
+def test_arguments_by_position_and_by_name(blend: Kernel) -> None:
+    y, total = blend(X, W, 0.5, 3, True)
+    np.testing.assert_allclose(y, wanted(X, W, 0.5, 3), rtol=1e-6)
+    np.testing.assert_allclose(total, y.sum(1), rtol=1e-5, atol=1e-5)
+    y2, total2 = blend(X, on=np.True_, times=np.int64(3), scale=np.float64(0.5), w=W)
+    np.testing.assert_array_equal(y, y2)
+    np.testing.assert_array_equal(total, total2)
+
+
+def test_out_is_written_and_returned(blend: Kernel) -> None:
+    y, total = np.empty_like(X), np.empty((42, 1), np.float32)[::2, 0]
+    result = blend(X, W, 0.5, 3, True, out=(y, total))
+    assert result[0] is y
+    assert result[1] is total
+    np.testing.assert_allclose(y, wanted(X, W, 0.5, 3), rtol=1e-6)
+
+
+class Interface:
+    def __init__(self, x: np.ndarray) -> None:
+        self.__array_interface__ = x.__array_interface__
+        self.x = x
+
+
+class Capsule:
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+
+def test_any_kind_of_array_and_any_strides(blend: Kernel) -> None:
+    y, _ = blend(X, W, 0.5, 3, True)
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    task = blend._steps[0][1].__globals__["fill_z_tasks"]
+    versions = len(task.signatures)
+    for x in (frozen, Interface(X), Capsule(X)):
+        np.testing.assert_array_equal(blend(x, W, 0.5, 3, True)[0], y)
+    assert len(task.signatures) == versions  # a read-only array needs no version of its own
+    for x in (np.asfortranarray(X), np.repeat(X, 2, 1)[:, ::2], X[::-1].copy()[::-1]):
+        np.testing.assert_array_equal(blend(x, W, 0.5, 3, True)[0], y)
+    flat = np.broadcast_to(np.float32(2), (21, 70))
+    np.testing.assert_array_equal(blend(flat, W, 0.5, 3, True)[0], blend(flat.copy(), W, 0.5, 3, True)[0])
+
+
+def test_torch_in_torch_out(blend: Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    y, _ = blend(torch.from_numpy(X), torch.from_numpy(W), 0.5, 3, True)
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_array_equal(y.numpy(), blend(X, W, 0.5, 3, True)[0])
+    half = kernel(HALF, HALF_TILES)
+    z = half(torch.from_numpy(X).bfloat16())
+    assert z.dtype is torch.bfloat16
+    assert torch.equal(z, 2 * torch.from_numpy(X).bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(0, 70), (21, 0), (0, 0)])
+def test_zero_sized_axes(blend: Kernel, shape: tuple[int, int]) -> None:
+    y, total = blend(np.empty(shape, np.float32), np.empty(shape[1], np.float32), 0.5, 3, True)
+    assert y.shape == shape
+    assert (total == 0).all()
+
+
+def shared() -> np.ndarray:
+    return np.zeros((22, 70), np.float32)
+
+
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": X[0]}, ValueError, r"`x` has 1 axes, shape \(70,\); it takes 2"),
+    ({"x": X.astype(np.float64)}, TypeError, r"`x` holds float64; float32 is what it takes.*astype\('float32'\)"),
+    ({"x": X.astype(">f4")}, TypeError, r"`x` holds >f4; float32 .* byte order"),
+    ({"x": [[1.0]]}, TypeError, "`x` is a list; an array"),
+    ({"w": W[:-1]}, ValueError, r"axis 1 of `w` \[N\] is 69.*axis 2 of `x` \[M, N\] is 70"),
+    ({"scale": "0.5"}, TypeError, "`scale` is '0.5'; a number"),
+    ({"scale": True}, TypeError, "`scale` is True; a number"),
+    ({"times": 1.5}, TypeError, "`times` is 1.5; an integer"),
+    ({"times": 2**31}, ValueError, "`times` is 2147483648; i32 holds"),
+    ({"times": 0}, ValueError, "times > 0"),
+    ({"on": 1}, TypeError, "`on` is 1; True or False"),
+    ({"skale": 1.0}, TypeError, "no parameter `skale`; did you mean `scale`"),
+    ({"out": shared()[:21]}, ValueError, "out holds 1 arrays; it takes 2, for y, total"),
+    ({"out": (shared(), np.zeros(21, np.float32))}, ValueError, r"out for `y` has shape \(22, 70\)"),
+    ({"out": (shared()[:21], np.zeros(21))}, TypeError, "out for `total` holds float64"),
+    ({"out": (X, np.zeros(21, np.float32))}, ValueError, "out for `y` shares memory with `x`"),
+    (
+        {"out": (np.broadcast_to(np.float32(0), X.shape), np.zeros(21, np.float32))},
+        ValueError,
+        "out for `y` is read-only",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), REFUSALS)
+def test_refusals_name_the_argument(
+    blend: Kernel, change: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    before = X.copy()
+    with pytest.raises(error, match=words):
+        blend(**{"x": X, "w": W, "scale": 0.5, "times": 3, "on": True, **change})
+    np.testing.assert_array_equal(X, before)
+
+
+def test_refusals_write_nothing(blend: Kernel) -> None:
+    y, total = np.full_like(X, 7), np.full(20, 7, np.float32)
+    with pytest.raises(ValueError, match="out for `total`"):
+        blend(X, W, 0.5, 3, True, out=(y, total))
+    store = np.zeros((21, 71), np.float32)
+    overlapping = np.lib.stride_tricks.as_strided(store, (21, 70), (4, 4))
+    with pytest.raises(ValueError, match="elements that share memory"):
+        blend(X, W, 0.5, 3, True, out=(overlapping, np.zeros(21, np.float32)))
+    with pytest.raises(ValueError, match="shares memory with out for"):
+        blend(X, W, 0.5, 3, True, out=(store[:, :70], store[:, 0]))
+    with pytest.raises(TypeError, match="is missing arguments times, on"):
+        blend(X, W, 0.5)
+    with pytest.raises(TypeError, match="takes 5 arguments"):
+        blend(X, W, 0.5, 3, True, 1)
+    with pytest.raises(TypeError, match="given twice"):
+        blend(X, W, 0.5, 3, True, x=X)
+    assert (y == 7).all()
+    assert (total == 7).all()
+    assert (store == 0).all()
+
+
+# ---------------------------------------------------------------- other interfaces
+
+OUTER = """
+kernel outer(a: f32[M], b: f32[N]) -> c: f32[M, N] { c[m, n] = a[m] * b[n] }
+"""
+OUTER_TILES = """module outer {
+    tile outer(a: f32[M], b: f32[N], c: out f32[M, N]) {
+        extents M, N
+        static N = 6
+        for m in M by 8, n in N by 8 parallel { store c[m, n] = load a[m] * load b[n] }
+    }
+}"""
+HALF = "kernel half(x: bf16[M, N]) -> y: bf16[M, N] { y[m, n] = 2.0 * x[m, n] }"
+HALF_TILES = """module half { tile half(x: bf16[M, N], y: out bf16[M, N]) { extents M, N
+    for m in M by 8, n in N by 64 parallel { store y[m, n] = 2.0 * load x[m, n] } } }"""
+BUMP = "kernel bump(x: inout f32[N], y: f32[N]) { x[n] += y[n] }"
+BUMP_TILES = """module bump { tile bump(x: inout f32[N], y: f32[N]) { extents N
+    for n in N by 64 parallel { store x[n] += load y[n] } } }"""
+
+
+def test_sizes_that_cannot_exist_are_refused() -> None:
+    wide = parse_module(OUTER_TILES.replace("static N = 6", ""))
+    outer = Kernel(elaborate(parse(OUTER)["outer"]), wide, kernels.build(cpu.generate(wide)))
+    huge = np.broadcast_to(np.float32(1), (2**40,))
+    with pytest.raises(ValueError, match="`c` would have shape .* more than 2\\^63 - 1 bytes"):
+        outer(huge, huge)
+
+
+def test_a_version_for_other_static_extents_is_refused() -> None:
+    outer = kernel(OUTER, OUTER_TILES)
+    assert outer(np.ones(3, np.float32), np.ones(6, np.float32)).shape == (3, 6)
+    with pytest.raises(ValueError, match="N is 5; this version is compiled for N = 6"):
+        outer(np.ones(3, np.float32), np.ones(5, np.float32))
+
+
+def test_bfloat16_of_ml_dtypes() -> None:
+    x = X.astype(ml_dtypes.bfloat16)
+    y = kernel(HALF, HALF_TILES)(x)
+    assert y.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(y.view(np.uint16), (2 * x).view(np.uint16))
+
+
+def test_inout_is_changed_in_place() -> None:
+    bump = kernel(BUMP, BUMP_TILES)
+    x, y = np.arange(5, dtype=np.float32), np.ones(5, np.float32)
+    assert bump(x, y) is None
+    np.testing.assert_array_equal(x, [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="`x` shares memory with `y`"):
+        bump(x, x[::-1])
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="`x` is read-only"):
+        bump(x, y)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_scratch_is_counted_and_freed(blend: Kernel) -> None:
+    with memory.counting() as counter:
+        blend(X, W, 0.5, 3, True)
+    assert counter.peak_bytes == X.nbytes
+    assert counter.now_bytes == 0
+
+
+def test_workspace_from_the_text_of_a_module(blend: Kernel) -> None:
+    extents = {"M": 21, "N": 70}
+    tile = 8 * 64 * 4 + 2 * 8 * 4
+    one, four = (memory.workspace_bytes(blend.module, extents, n) - X.nbytes for n in (1, 4))
+    assert 8 * 64 * 4 <= one <= 2 * tile
+    assert four == 4 * one
+
+
+def test_growth_of_the_process_is_measured() -> None:
+    def call() -> float:
+        return float(np.ones(32 << 20, np.uint8)[:: 1 << 12].sum())
+
+    growth = memory.measure(call)
+    if growth.resident_bytes is None:
+        pytest.skip("this system tells no peak of the resident size")
+    assert 30 << 20 <= growth.resident_bytes < 64 << 20
+
+
+# ---------------------------------------------------------------- threads
+
+
+def test_tasks_are_run_once_each() -> None:
+    for tasks in (0, 1, 2, 7, 100, 1001):
+        for n in (1, 2, 3, 8):
+            runs = np.zeros(tasks, np.int64)
+
+            def work(first: int, last: int, runs: np.ndarray = runs) -> None:
+                runs[first:last] += 1
+
+            with threads.thread_limit(n):
+                threads.run_tasks(work, tasks)
+            assert (runs == 1).all()
+
+
+def test_a_failing_task_is_reported() -> None:
+    def work(first: int, last: int) -> None:
+        raise MemoryError(first)
+
+    with threads.thread_limit(3), pytest.raises(MemoryError):
+        threads.run_tasks(work, 10)
+    with pytest.raises(ValueError, match="at least 1"), threads.thread_limit(0):
+        pass
+
+
+def test_first_use_from_many_threads_at_once() -> None:
+    fresh = kernel(BLEND, BLEND_TILES)
+    results: list[np.ndarray] = []
+    workers = [
+        threading.Thread(target=lambda: results.append(fresh(X, W, 0.5, 3, True)[0])) for _ in range(8)
+    ]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert len(results) == 8
+    for r in results:
+        np.testing.assert_array_equal(r, results[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_can_call(blend: Kernel) -> None:
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork on this system")
+    with threads.thread_limit(2):
+        y = blend(X, W, 0.5, 3, True)[0]
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        child = context.Process(target=lambda: queue.put(float(blend(X, W, 0.5, 3, True)[0].sum())))
+        child.start()
+        child.join(60)
+    assert child.exitcode == 0
+    assert queue.get() == float(y.sum())
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def test_variants_are_timed_in_turn_after_the_check() -> None:
+    log: list[str] = []
+
+    def variant(name: str) -> bench.Variant:
+        def call() -> np.ndarray:
+            log.append(name)
+            end = bench.time.perf_counter() + 2e-3
+            while bench.time.perf_counter() < end:
+                pass
+            return np.array([1.0, np.nan])
+
+        return bench.Variant(name, call, 0.0)
+
+    rows = bench.compare("case", [variant("a"), variant("b")], [np.array([1.0, np.nan])], rounds=4, flops=2e6)
+    assert log[-8:] == ["a", "b"] * 4
+    document = json.loads(json.dumps(bench.document(rows, ["bench"])))
+    assert document["schema_version"] == bench.SCHEMA_VERSION
+    assert document["command"] == ["bench"]
+    assert document["versions"]["numba"]
+    (row, _) = document["rows"]
+    assert row["variant"] == "a"
+    assert len(row["samples_ms"]) == 4
+    assert 1.9 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+    assert row["tflops"] == pytest.approx(2e6 / row["median_ms"] / 1e9)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.1], [1.0, np.inf], [1.0, np.nan], [1.0]])
+def test_a_wrong_result_is_not_timed(wrong: list[float]) -> None:
+    calls = []
+    variant = bench.Variant("bad", lambda: calls.append(1) or np.array(wrong), 1e-3)
+    with pytest.raises(bench.WrongResult, match="case: bad errs by"):
+        bench.compare("case", [variant], [np.array([1.0, 2.0])])
+    assert len(calls) == 1
