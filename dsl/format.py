@@ -101,7 +101,7 @@ class _Layout:
         newlines = 0
         for place, token in enumerate(self.pieces):
             if token.type == "NEWLINE":
-                newlines += 1
+                newlines += token.text.count("\n")
                 self._newline(token, place)
                 continue
             self.blank |= newlines > 1

@@ -62,7 +62,7 @@ CONTINUES |= frozenset({"|", "->", "and", "or", "not", "in", "require", "example
 
 _SCAN = re.compile(
     r"""(?P<space>[ \t]+)
-    | (?P<newline>\r?\n)
+    | (?P<newline>(?:\r?\n)+)
     | (?P<comment>\#[^\n]*)
     | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
     | (?P<name>[A-Za-z_]\w*)
