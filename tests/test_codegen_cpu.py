@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
+from drawn_programs import DrawnProgram, programs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tile_runner import both, close, compiled, functions_of, module_of
 
 from tileloom.compiler.codegen import cpu
+from tileloom.compiler.interpreter.tile import integer, run_module
+from tileloom.compiler.options import Options
+from tileloom.compiler.pipeline import compile_kernel
+from tileloom.compiler.schedule import Fuse
+from tileloom.compiler.target import CPU
 from tileloom.compiler.tile_ir import TileModule
+from tileloom.dsl.load import parse
 from tileloom.runtime import kernels
+from tileloom.runtime.arrays import NUMPY
+from tileloom.runtime.launch import Kernel
 from tileloom.runtime.threads import thread_limit
 
 RNG = np.random.default_rng(20)
@@ -539,7 +552,8 @@ def test_only_identifiers_reach_the_source() -> None:
 
 def test_deep_expressions_are_broken_into_parts() -> None:
     terms = " + ".join(["load x[n] * 0.001"] * 3000)
-    text = f"module d {{ tile d(x: f32[N], y: out f32[N]) {{ extents N for n in N by 8 parallel {{ store y[n] = {terms} }} }} }}"
+    body = f"extents N for n in N by 8 parallel {{ store y[n] = {terms} }}"
+    text = f"module d {{ tile d(x: f32[N], y: out f32[N]) {{ {body} }} }}"
     source = cpu.generate(module_of(text))
     assert max(map(len, source.splitlines())) < 250
     compile(source, "deep", "exec")
@@ -568,3 +582,39 @@ def test_loops_are_vectorised() -> None:
     if "zmm" in assembly or "ymm" in assembly:
         packed = [line for line in assembly.splitlines() if "vfmadd" in line and "ps" in line.split()[0]]
         assert any("ymm" in line or "zmm" in line for line in packed)
+
+
+# ---------------------------------------------------------------- programs of others
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.tileir"))
+SIZES = {"B": 1, "H": 4, "G": 2, "M": 150, "N": 133, "D": 64, "E": 64, "K": 128, "S": 4}
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
+def test_hand_written_programs(path: Path) -> None:
+    """Attributes, rings and roles of another target change nothing here."""
+    text = path.read_text()
+    launches = module_of(text).programs
+    sizes = {**SIZES, **{name: value for p in launches for name, value in p.statics}}
+    scratch = {s.name for s in module_of(text).scratch}
+    tensors = {
+        p.name: 0.3 * normal(*(integer(e, sizes) for e in p.shape))
+        for q in launches
+        for p in q.params
+        if p.mode != "out" and p.name not in scratch
+    }
+    dtypes = {p.name: NUMPY[p.dtype] for q in launches for p in q.params}
+    scalars = {s.name: 0.125 for q in launches for s in q.scalars}
+    both(text, {n: x.astype(dtypes[n]) for n, x in tensors.items()}, 4e-3, **scalars, **sizes)
+
+
+@given(drawn=programs(), mode=st.sampled_from(["all", "none", "auto"]))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_drawn_programs_equal_the_interpreter(drawn: DrawnProgram, mode: Fuse) -> None:
+    kernel = parse(drawn.text)["drawn"]
+    made = compile_kernel(kernel, CPU, drawn.sizes, options=Options(fuse=mode))
+    tensors = {n: x for n, x in drawn.tensors().items() if n in made.graph.tensors}
+    scalars = {n: x for n, x in drawn.scalars().items() if n in made.graph.scalars}
+    got = Kernel(made.graph, made.module, kernels.build(made.source)).run(tensors, scalars)
+    for name, want in run_module(made.module, tensors, {**scalars, **drawn.sizes}).items():
+        close(got[name], want, 1e-12, name)

@@ -140,7 +140,11 @@ def shared() -> np.ndarray:
 
 REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": X[0]}, ValueError, r"`x` has 1 axes, shape \(70,\); it takes 2"),
-    ({"x": X.astype(np.float64)}, TypeError, r"`x` holds float64; float32 is what it takes.*astype\('float32'\)"),
+    (
+        {"x": X.astype(np.float64)},
+        TypeError,
+        r"`x` holds float64; float32 is what it takes.*astype\('float32'\)",
+    ),
     ({"x": X.astype(">f4")}, TypeError, r"`x` holds >f4; float32 .* byte order"),
     ({"x": [[1.0]]}, TypeError, "`x` is a list; an array"),
     ({"w": W[:-1]}, ValueError, r"axis 1 of `w` \[N\] is 69.*axis 2 of `x` \[M, N\] is 70"),
@@ -218,7 +222,7 @@ def test_sizes_that_cannot_exist_are_refused() -> None:
     wide = parse_module(OUTER_TILES.replace("static N = 6", ""))
     outer = Kernel(elaborate(parse(OUTER)["outer"]), wide, kernels.build(cpu.generate(wide)))
     huge = np.broadcast_to(np.float32(1), (2**40,))
-    with pytest.raises(ValueError, match="`c` would have shape .* more than 2\\^63 - 1 bytes"):
+    with pytest.raises(ValueError, match=r"`c` would have shape .* more than 2\^63 - 1 bytes"):
         outer(huge, huge)
 
 
