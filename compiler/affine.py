@@ -13,7 +13,7 @@ from functools import reduce as fold
 from itertools import islice, product
 
 from ..dsl.types import DType
-from .tensor_ir import Apply, Cast, Const, Extent, Index, Node, Read, apply, const, walk
+from .tensor_ir import Apply, Cast, Const, Extent, Index, Node, Read, Reduce, apply, const, walk
 
 CANDIDATES = 4
 """Bounds kept of one expression: each is valid on its own, more of them make the test sharper."""
@@ -72,7 +72,7 @@ UNKNOWN = Range()
 
 def uniform(n: Node) -> bool:
     """Made of extents, scalars and constants only."""
-    return not n.axes and not any(isinstance(m, Read) for m in walk([n]))
+    return not n.axes and not any(isinstance(m, Read | Reduce) for m in walk([n]))
 
 
 def never_negative(n: Node) -> bool:
@@ -91,14 +91,34 @@ def never_negative(n: Node) -> bool:
     return n in good
 
 
-def at_least(a: Linear, low: int, nonempty: frozenset[Node]) -> bool:
-    """Is `a >= low` by its form; the extents of `nonempty` are at least 1."""
+def at_least(a: Linear, low: int, nonempty: frozenset[Node], splits: int = 6) -> bool:
+    """Is `a >= low` by its form; the extents of `nonempty` are at least 1, and `//` has no divisor of 0.
+
+    `min`, `max` and `//` are taken apart, at most `splits` of them.
+    """
     least = a.constant
     for atom, c in a.terms.items():
+        if splits and isinstance(atom, Apply) and atom.op in ("min", "max", "floordiv"):
+            return any(
+                all(at_least(part, low, nonempty, splits - 1) for part in way)
+                for way in _ways(a, atom, c, nonempty)
+            )
         if c < 0 or not never_negative(atom):
             return False
         least += c * (atom in nonempty)
     return least >= low
+
+
+def _ways(a: Linear, atom: Apply, c: int, nonempty: frozenset[Node]) -> list[list[Linear]]:
+    """Ways to bound `a` from below without `atom`: it is enough if every part of one way is large enough."""
+    rest = a.plus(whole(atom), -c)
+    x, y = (linear_forms(n)[n] for n in atom.operands)
+    if atom.op != "floordiv":
+        parts = [rest.plus(x, c), rest.plus(y, c)]
+        return [parts] if (atom.op == "min") == (c > 0) else [[p] for p in parts]
+    if not never_negative(atom.operands[1]) or not at_least(x, 0, nonempty, 2):
+        return []
+    return [[rest]] if c > 0 else [[rest.plus(x, c)]]  # 0 <= x // y <= x
 
 
 def linear_forms(n: Node) -> dict[Node, Linear]:
@@ -134,9 +154,10 @@ def _scaled(n: Node, a: Linear, b: Linear) -> Linear:
 # ---------------------------------------------------------------- guards
 
 
-def inequalities(conditions: Iterable[Node]) -> list[Linear]:
-    """Integer conditions that hold, each as `linear >= 0`."""
+def inequalities(conditions: Iterable[Node]) -> tuple[list[Linear], list[Linear]]:
+    """Integer conditions that hold: some as `linear >= 0`, some as `linear != 0`."""
     out: list[Linear] = []
+    distinct: list[Linear] = []
     stack = [(c, True) for c in conditions]
     while stack:
         n, holds = stack.pop()
@@ -147,21 +168,22 @@ def inequalities(conditions: Iterable[Node]) -> list[Linear]:
                 stack.extend((p, False) for p in parts)
             case Apply(op="not", operands=(a,)):
                 stack.append((a, not holds))
-            case Apply(op="lt" | "le" | "eq" | "ne") if all(a.dtype.is_integer for a in n.operands):
-                out.extend(_inequality(n, holds))
-    return out
+            case Apply(op="lt" | "le", operands=(a, b)) if a.dtype.is_integer and b.dtype.is_integer:
+                out.append(_ordered(n, holds))
+            case Apply(op="eq" | "ne" as op, operands=(a, b)) if a.dtype.is_integer and b.dtype.is_integer:
+                form = linear_forms(a)[a].plus(linear_forms(b)[b], -1)
+                (out if holds == (op == "eq") else distinct).append(form)
+                if holds == (op == "eq"):
+                    out.append(form.times(-1))
+    return out, distinct
 
 
-def _inequality(n: Apply, holds: bool) -> Iterator[Linear]:
+def _ordered(n: Apply, holds: bool) -> Linear:
+    """a < b, a <= b or their negation as `linear >= 0`"""
     a, b = (linear_forms(x)[x] for x in n.operands)
-    if n.op in ("eq", "ne"):
-        if holds == (n.op == "eq"):
-            yield a.plus(b, -1)
-            yield b.plus(a, -1)
-    elif holds:
-        yield b.plus(a, -1).plus(ONE, -int(n.op == "lt"))
-    else:
-        yield a.plus(b, -1).plus(ONE, -int(n.op == "le"))
+    if holds:
+        return b.plus(a, -1).plus(ONE, -int(n.op == "lt"))
+    return a.plus(b, -1).plus(ONE, -int(n.op == "le"))
 
 
 # ---------------------------------------------------------------- intervals
@@ -173,15 +195,30 @@ class Intervals:
 
     axes: Mapping[str, Node]
     guards: list[Linear]
+    distinct: list[Linear] = field(default_factory=list)
     nonempty: frozenset[Node] = frozenset()
     atoms: dict[Node, Range] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """`x != 0` cuts an end of an interval off: with x >= 0 it is x >= 1."""
+        for form in self.distinct:
+            for sign in (1, -1):
+                side = form.times(sign)
+                self._fill(side.terms)
+                if any(at_least(b, 0, self.nonempty) for b in self._linear(side).lo):
+                    self.guards = [*self.guards, side.plus(ONE, -1)]
+                    self.atoms.clear()
+
     def of(self, n: Node) -> Range:
         """What an integer expression can reach; its tensor-dependent parts are unknown."""
-        for m in walk([n, *(a for g in self.guards for a in g.terms)]):
+        self._fill([n, *(a for g in self.guards for a in g.terms)])
+        return self._linear(linear_forms(n)[n])
+
+    def _fill(self, nodes: Iterable[Node]) -> None:
+        """Ranges of all atoms below, arguments first, so that no recursion is needed."""
+        for m in walk(nodes):
             if m not in self.atoms:
                 self.atoms[m] = self._atom(m)
-        return self._linear(linear_forms(n)[n])
 
     def _linear(self, form: Linear) -> Range:
         forms = list(self._shifted(form, 1)), list(self._shifted(form, -1))

@@ -13,7 +13,7 @@ from functools import reduce as fold
 from ..dsl.diagnostics import Diagnostics
 from ..dsl.source import Span
 from ..dsl.types import DType
-from .affine import Intervals, Linear, Range, at_least, extremum, inequalities, linear_forms, uniform
+from .affine import ONE, Intervals, Linear, Range, at_least, extremum, inequalities, linear_forms, uniform
 from .spelling import spell
 from .tensor_ir import (
     Apply,
@@ -145,13 +145,19 @@ class _Bounds:
     def _indices(self, tensor: str, indices: tuple[Node, ...], place: Place, span: Span | None) -> None:
         for k, (i, extent) in enumerate(zip(indices, self.graph.shape_of(tensor), strict=True)):
             if not self._bare(i, extent) and not _from_tensors(i):
-                self._index(f"index {k + 1} of `{tensor}`, `{spell(i)}`,", i, extent, place, i.span or span)
+                self._index(
+                    f"index {k + 1} of `{tensor}`, `{spell(i)}`,",
+                    i,
+                    extent,
+                    place,
+                    i.span if i.args else span,
+                )
 
     def _index(self, what: str, i: Node, extent: Node, place: Place, span: Span | None) -> None:
         """0 <= i <= extent - 1"""
         nonempty = frozenset(self.graph.axes[a] for a in place.axes)
         reach = self._intervals(place, nonempty).of(i)
-        last = linear_forms(extent)[extent].plus(Linear({}, -1))
+        last = linear_forms(extent)[extent].plus(ONE, -1)
         room = Range(reach.lo, tuple(last.plus(b, -1) for b in reach.hi))
         if not reach.lo or not reach.hi:
             self._cannot_prove(what, i, extent, span)
@@ -163,23 +169,24 @@ class _Bounds:
             if good is False:
                 self._outside(what, i, extent, bounds, words, span)
                 return
-        wanted = [s for s in sides if isinstance(s, Node)]
-        if wanted:
+        conditions = []
+        if sides[0] is None:
+            conditions.append(apply("le", const(0, DType.I64), fold(_greater, reach.lo).node()))
+        if sides[1] is None:
+            conditions.append(apply("le", fold(_lesser, reach.hi).node(), last.node()))
+        if conditions:
             message = f"{what} leaves its axis, which has extent {spell(extent)}"
-            condition = fold(lambda a, b: apply("and", a, b), wanted)
+            condition = fold(lambda a, b: apply("and", a, b), conditions)
             self.checks.append(self._check(condition, place, message, span))
 
     def _intervals(self, place: Place, nonempty: frozenset[Node]) -> Intervals:
-        return Intervals(self.graph.axes, inequalities(place.guards), nonempty)
+        return Intervals(self.graph.axes, *inequalities(place.guards), nonempty)
 
-    def _side(self, room: tuple[Linear, ...], nonempty: frozenset[Node]) -> Node | bool:
-        """Is one of the bounds >= 0: true or false where their form says so, else the condition to check."""
+    def _side(self, room: tuple[Linear, ...], nonempty: frozenset[Node]) -> bool | None:
+        """Is one of the bounds >= 0? None where their form does not say."""
         if any(at_least(b, 0, nonempty) for b in room):
             return True
-        if all(at_least(b.times(-1), 1, nonempty) for b in room):
-            return False
-        best = fold(lambda a, b: extremum("max", a, b), room)
-        return apply("le", const(0, DType.I64), best.node())
+        return False if all(at_least(b.times(-1), 1, nonempty) for b in room) else None
 
     def _outside(
         self, what: str, i: Node, extent: Node, bounds: tuple[Linear, ...], words: str, span: Span | None
@@ -226,17 +233,18 @@ class _Bounds:
             return
         nonempty = frozenset(self.graph.axes[a] for a in place.axes)
         reach = self._intervals(place, nonempty).of(divisor)
-        above = self._side(tuple(b.plus(Linear({}, -1)) for b in reach.lo), nonempty) if reach.lo else False
+        above = self._side(tuple(b.plus(ONE, -1) for b in reach.lo), nonempty) if reach.lo else False
         if above is False:
             self.sink.error(
                 "E0403",
                 f"the divisor `{spell(divisor)}` may be 0",
-                divisor.span or n.span,
+                divisor.span if divisor.args else n.span,
                 help=f"guard the division: `where({spell(divisor)} > 0, …, 0)`",
             )
-        elif isinstance(above, Node):
+        elif above is None:
+            condition = apply("lt", const(0, DType.I64), fold(_greater, reach.lo).node())
             message = f"`{spell(n)}` divides by `{spell(divisor)}`, which may be 0"
-            self.divisors.append(self._check(above, place, message, n.span))
+            self.divisors.append(self._check(condition, place, message, n.span))
 
     # ------------------------------------------------------------ checks
 
@@ -248,6 +256,14 @@ class _Bounds:
         return Check(
             fold(lambda a, b: apply("or", b, a), reversed(excuses), condition), "bounds", message, span
         )
+
+
+def _greater(a: Linear, b: Linear) -> Linear:
+    return extremum("max", a, b)
+
+
+def _lesser(a: Linear, b: Linear) -> Linear:
+    return extremum("min", a, b)
 
 
 def _divides(n: Node) -> bool:

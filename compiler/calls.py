@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from .evaluate import Number, evaluate
 from .spelling import spell
-from .tensor_ir import Check, Extent, Graph, Node, Scalar, walk
+from .tensor_ir import Apply, Check, Extent, Graph, Node, Scalar, walk
 
 
 def extents_of(
@@ -83,6 +83,8 @@ def _solve(
         return
     name = unknown[0]
     at_0, at_1 = (int(evaluate(node, {**found, name: x}, scalars)) for x in (0, 1))
+    if at_0 == at_1:
+        return
     value, rest = divmod(shapes[tensor][k] - at_0, at_1 - at_0)
     if rest or value < 0:
         raise ValueError(
@@ -130,6 +132,9 @@ def _failure(check: Check, extents: Mapping[str, int], scalars: Mapping[str, Num
 
 
 def _values(check: Check, extents: Mapping[str, int], scalars: Mapping[str, Number]) -> str:
-    used = dict.fromkeys(n.name for n in walk([check.condition]) if isinstance(n, Extent | Scalar))
+    condition = check.condition
+    while check.kind == "bounds" and isinstance(condition, Apply) and condition.op == "or":
+        condition = condition.operands[1]  # the others excuse it
+    used = dict.fromkeys(n.name for n in walk([condition]) if isinstance(n, Extent | Scalar))
     known = {**scalars, **extents}
     return f" ({', '.join(f'{n} = {known[n]}' for n in sorted(used))})" if used else ""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..dsl import syntax
 from ..dsl.diagnostics import Diagnostics, refuse
@@ -14,8 +14,8 @@ from ..dsl.types import NAMES, DType
 from . import tensor_ir as ir
 from .bounds import bounds_checks
 from .expressions import Declared, Expressions, Scope
-from .operands import Value, expect_bool, expect_integer, refused, stored
-from .ranges import Use, the_extent, visible
+from .operands import expect_bool, expect_integer, stored
+from .ranges import Use, visible
 from .spelling import spell
 from .tensor_ir import Check, Definition, Graph, Node, ScalarParam, Tensor
 
@@ -23,8 +23,9 @@ NOWHERE = Scope({}, frozenset())
 
 
 def elaborate(kernel: syntax.ProgramKernel, dtypes: Mapping[str, DType] | None = None) -> Graph:
-    """The tensor IR of a kernel. `dtypes` chooses dtype parameters (`{"T": DType.F16}`), the first alternative otherwise.
+    """The tensor IR of a checked kernel (`dsl.check`).
 
+    `dtypes` chooses dtype parameters (`{"T": DType.F16}`), the first alternative otherwise.
     Raises `TileError` with every error of the kernel (codes E02xx ranges and indices, E03xx types, E04xx bounds).
     """
     sink = Diagnostics()
@@ -108,14 +109,6 @@ def _reads(statement: syntax.Statement, fns: Iterable[str]) -> Iterable[str]:
 # ---------------------------------------------------------------- the kernel
 
 
-@dataclass
-class _Target:
-    """The left side of a statement: its axes by index name, and for an update the elements it writes."""
-
-    axes: dict[str, str]
-    elements: tuple[Node, ...] | None
-
-
 class _Kernel:
     def __init__(self, kernel: syntax.Kernel, declared: Declared) -> None:
         self.kernel = kernel
@@ -132,22 +125,20 @@ class _Kernel:
         d = self.declared
         for p in self.kernel.params:
             if not p.shape:
-                d.scalars[p.name.name] = ScalarParam(p.name.name, self._dtype(p), p.span)
+                d.scalars[p.name.name] = ScalarParam(p.name.name, d.dtypes[p.dtype.name], p.span)
         shaped = [p for p in self.kernel.params if p.shape]
         d.extents.extend(self._bound_extents(shaped))
         for p in shaped:
-            d.tensors[p.name.name] = Tensor(p.name.name, self._dtype(p), self._shape(p), p.inout, p.span)
+            d.tensors[p.name.name] = Tensor(
+                p.name.name, d.dtypes[p.dtype.name], self._shape(p), p.inout, p.span
+            )
         for p in self.kernel.outputs:
-            d.outputs[p.name.name] = Tensor(p.name.name, self._dtype(p), self._shape(p), False, p.span)
-
-    def _dtype(self, param: syntax.Param) -> DType:
-        dtype = self.declared.dtypes.get(param.dtype.name)
-        if dtype is None:
-            self.sink.error("E0308", f"`{param.dtype.name}` is no element type", param.dtype.span)
-        return dtype or DType.F32
+            d.outputs[p.name.name] = Tensor(
+                p.name.name, d.dtypes[p.dtype.name], self._shape(p), False, p.span
+            )
 
     def _bound_extents(self, shaped: Sequence[syntax.Param]) -> list[str]:
-        """Names that shapes bind, in text order: bare ones, then ones alone in a linear expression; then declared ones."""
+        """Names that shapes bind, in text order: bare ones, then each alone in a linear expression; then declared ones."""
         names = dict.fromkeys(e.name for p in shaped for e in p.shape if isinstance(e, syntax.Name))
         bare = [n for n in names if n not in self.declared.scalars]
         solved: list[str] = []
@@ -156,179 +147,77 @@ class _Kernel:
             free = dict.fromkeys(
                 e.name for e, _ in visible([entry], ()) if isinstance(e, syntax.Name) and e.name not in known
             )
-            if len(free) == 1 and _linear(entry, next(iter(free))):
-                solved.extend(free)
-            elif free:
-                self._unbound(next(iter(free)), entry)
-                solved.extend(free)
+            solved.extend(free)
         return list(dict.fromkeys([*bare, *solved, *self.declared_extents]))
-
-    def _unbound(self, name: str, entry: syntax.Expr) -> None:
-        self.sink.error(
-            "E0213",
-            f"no shape binds extent `{name}`",
-            entry.span,
-            note="a shape binds an extent by its bare name, or where it is linear in the one extent not bound elsewhere",
-            help=f"declare it: `kernel {self.kernel.name.name}<{name}: extent>(…)`",
-        )
 
     def _shape(self, param: syntax.Param) -> tuple[Node, ...]:
         what = f"the shape of `{param.name.name}`"
-        return tuple(self._shape_entry(e, what) or ir.const(1, DType.I64) for e in param.shape)
-
-    def _shape_entry(self, entry: syntax.Expr, what: str) -> Node | None:
-        d = self.declared
-        names = [e.name for e, _ in visible([entry], ()) if isinstance(e, syntax.Name)]
-        unknown = [n for n in names if n not in d.extents and n not in d.scalars]
-        if unknown:
-            self._unbound(unknown[0], entry)
-            return None
-        return self.expressions.extent(entry, NOWHERE, what)
+        nodes = [self.expressions.extent(e, NOWHERE, what) for e in param.shape]
+        return tuple(n or ir.const(1, DType.I64) for n in nodes)
 
     # ------------------------------------------------------------ statements
 
     def statements(self) -> None:
         for statement in in_order(self.kernel.statements, self.declared.fns):
-            failures = len(self.sink.found)
             self._statement(statement)
             name = statement.target.name
-            if len(self.sink.found) > failures and name not in self.declared.definitions:
+            if name not in self.declared.definitions and name not in self.declared.tensors:
                 self.declared.failed.add(name)
-        for name, output in self.declared.outputs.items():
-            if name not in self.declared.definitions and name not in self.declared.failed:
-                self.sink.error(
-                    "E0214", f"output `{name}` is never defined", output.span, help=f"add `{name}[…] = …`"
-                )
 
     def _statement(self, statement: syntax.Statement) -> None:
         d, name = self.declared, statement.target.name
         updates = name in d.tensors
-        if not self._may_define(statement):
+        axes = self._update_axes(statement) if updates else self._definition_axes(statement)
+        if axes is None:
             return
-        target = self._update_target(statement) if updates else self._definition_target(statement)
-        if target is None:
-            return
-        scope = NOWHERE.with_axes(target.axes)
+        scope = NOWHERE.with_axes(axes)
         value = self.expressions.evaluate(statement.value, scope)
         elements = self._elements(statement, scope) if updates else None
-        dtype = (
-            d.tensors[name].dtype
-            if updates
-            else d.outputs[name].dtype
-            if name in d.outputs
-            else value.node.dtype
-        )
-        node = stored(value, dtype, name, statement.value.span, self.sink)
+        declared = d.tensors.get(name) or d.outputs.get(name)
+        dtype = declared.dtype if declared is not None else value.node.dtype
+        node = stored(value, dtype, name, self.sink)
         if node is None or (updates and elements is None):
             return
-        axes = tuple(target.axes.values())
-        definition = Definition(name, axes, node, dtype, elements, statement.op == "+=", statement.span)
+        definition = Definition(
+            name, tuple(axes.values()), node, dtype, elements, statement.op == "+=", statement.span
+        )
         if updates:
             self.updates.append(definition)
             self._spreads(definition)
         else:
             d.definitions[name] = definition
 
-    def _may_define(self, statement: syntax.Statement) -> bool:
-        d, name, span = self.declared, statement.target.name, statement.target.span
-        if name in d.tensors:
-            if not d.tensors[name].inout:
-                self.sink.error(
-                    "E0215",
-                    f"parameter `{name}` is read only",
-                    span,
-                    help=f"declare it `{name}: inout …` to update it",
-                )
-            elif any(u.name == name for u in self.updates):
-                self.sink.error(
-                    "E0216", f"`{name}` is updated twice", span, help="put both into one statement"
-                )
-                return False
-            return d.tensors[name].inout
-        if statement.op == "+=":
-            self.sink.error(
-                "E0215",
-                f"`+=` updates an inout parameter, and `{name}` is none",
-                span,
-                help=f"sum in one statement: `{name}[…] = sum[…](…)`",
-            )
-            return False
-        if name in d.definitions:
-            self.sink.error("E0216", f"`{name}` is defined twice", span, help="give one of them another name")
-            return False
-        return True
-
-    def _definition_target(self, statement: syntax.Statement) -> _Target | None:
+    def _definition_axes(self, statement: syntax.Statement) -> dict[str, str] | None:
         """Axes of a definition; an output's declared shape gives the ranges, explicit ones must repeat it."""
-        d, name = self.declared, statement.target.name
-        shape = d.outputs[name].shape if name in d.outputs else None
-        if shape is not None and len(shape) != len(statement.indices):
-            self.sink.error(
-                "E0207",
-                f"output `{name}` has {len(shape)} axes, but {len(statement.indices)} indices stand on the left",
-                statement.target.span,
-            )
-            return None
+        output = self.declared.outputs.get(statement.target.name)
         bound = [i for i in statement.indices if isinstance(i, syntax.BoundIndex)]
-        if len(bound) != len(statement.indices):
-            wrong = next(i for i in statement.indices if not isinstance(i, syntax.BoundIndex))
-            self.sink.error(
-                "E0217",
-                f"the left side of `{name}` takes index names only",
-                wrong.span,
-                note="index expressions on the left belong to updates of inout parameters",
-                help=f"name the index, and use it on the right: `{name}[i] = …`",
-            )
-            return None
-        return self._axes(statement, bound, dict(enumerate(shape)) if shape is not None else {})
+        return self._axes(statement, bound, dict(enumerate(output.shape)) if output is not None else {})
 
     def _axes(
         self, statement: syntax.Statement, bound: Sequence[syntax.BoundIndex], given: Mapping[int, Node]
-    ) -> _Target | None:
+    ) -> dict[str, str] | None:
+        """The axis of each left index, by its name; `given` are extents that shapes give, by position."""
         wanted = [b.name.name for k, b in enumerate(bound) if b.extent is None and k not in given]
         uses = self.expressions.uses(wanted, [statement.value, *_left(statement)]) if wanted else {}
         axes: dict[str, str] = {}
         sound = True
         for k, b in enumerate(bound):
             extent = self._left_extent(b, given.get(k), uses)
-            sound = sound and extent is not None and self._new_index(b, axes)
+            sound = sound and extent is not None
             if extent is not None:
                 taken = frozenset(axes.values())
                 axes[b.name.name] = self.declared.axis_for(b.name.name, extent, taken)
-        return _Target(axes, None) if sound else None
-
-    def _new_index(self, bound: syntax.BoundIndex, axes: Mapping[str, str]) -> bool:
-        name = bound.name.name
-        if name in axes:
-            self.sink.error(
-                "E0211",
-                f"index `{name}` stands twice on the left",
-                bound.span,
-                help=f"for a diagonal, use two indices and `where({name} == {name}2, …, 0)`",
-            )
-        elif name in self.declared.scalars or name in self.declared.extents:
-            kind = "scalar parameter" if name in self.declared.scalars else "extent"
-            self.sink.error(
-                "E0218", f"`{name}` is a {kind} and cannot be an index", bound.span, help="use another name"
-            )
-        else:
-            return True
-        return False
+        return axes if sound else None
 
     def _left_extent(
         self, bound: syntax.BoundIndex, given: Node | None, uses: Mapping[str, list[Use] | None]
     ) -> Node | None:
         name = bound.name.name
-        explicit = None
-        if bound.extent is not None:
-            explicit = self.expressions.extent(bound.extent, NOWHERE, f"the range of `{name}`")
-        elif given is None:
-            found = uses.get(name)
-            return (
-                None
-                if found is None
-                else the_extent(bound.name, found, self.declared.extents, spell, self.sink)
-            )
+        if bound.extent is None and given is not None:
+            return given
+        if bound.extent is None:
+            return self.expressions.only_extent(bound.name, uses.get(name))
+        explicit = self.expressions.extent(bound.extent, NOWHERE, f"the range of `{name}`")
         if explicit is not None and given is not None and explicit is not given:
             self.sink.error(
                 "E0202",
@@ -338,21 +227,14 @@ class _Kernel:
                 help=f"leave the range out, or write `{name} in {spell(given)}`",
             )
             return None
-        return explicit if given is None or bound.extent is not None else given
+        return explicit
 
     # ------------------------------------------------------------ updates
 
-    def _update_target(self, statement: syntax.Statement) -> _Target | None:
+    def _update_axes(self, statement: syntax.Statement) -> dict[str, str] | None:
         """Axes of an update: its bare left indices, then the other indices that stand in left expressions."""
-        d, name = self.declared, statement.target.name
-        shape = d.tensors[name].shape
-        if len(shape) != len(statement.indices):
-            self.sink.error(
-                "E0207",
-                f"`{name}` has {len(shape)} axes, but {len(statement.indices)} indices are given",
-                statement.span,
-            )
-            return None
+        d = self.declared
+        shape = d.tensors[statement.target.name].shape
         bound: dict[str, syntax.BoundIndex] = {}
         given: dict[str, Node] = {}
         for entry, extent in zip(statement.indices, shape, strict=True):
@@ -379,7 +261,7 @@ class _Kernel:
             expr = entry.name if isinstance(entry, syntax.BoundIndex) else entry
             value = self.expressions.evaluate(expr, scope)
             what = f"an index of `{statement.target.name}`"
-            nodes.append(value.node if expect_integer(value, what, expr.span, self.sink) else None)
+            nodes.append(value.node if expect_integer(value, what, self.sink) else None)
         return tuple(n for n in nodes if n is not None) if None not in nodes else None
 
     def _spreads(self, update: Definition) -> None:
@@ -401,21 +283,10 @@ class _Kernel:
         checks = []
         for require in self.kernel.requires:
             for condition in require.conditions:
-                value = self._fact(condition)
-                if not value.bad:
+                value = self.expressions.evaluate(condition, NOWHERE)
+                if expect_bool(value, "`require`", self.sink):
                     checks.append(Check(value.node, "require", condition.span.text, condition.span))
         return checks
-
-    def _fact(self, condition: syntax.Expr) -> Value:
-        value = self.expressions.evaluate(condition, NOWHERE)
-        if not expect_bool(value, "`require`", condition.span, self.sink):
-            return refused(condition.span)
-        if any(isinstance(n, ir.Read) for n in ir.walk([value.node])):
-            self.sink.error(
-                "E0212", "`require` is about extents and scalars, not about what tensors hold", condition.span
-            )
-            return refused(condition.span)
-        return value
 
     def positive_extents(self) -> list[Check]:
         """Ranges that are differences could be negative; they are checked at the call."""
@@ -428,14 +299,13 @@ class _Kernel:
         return checks
 
     def example(self) -> dict[str, int | float]:
+        """Extents and scalars of the first `example` line; dtypes are the caller's choice."""
         settings: dict[str, int | float] = {}
-        for setting in (s for e in self.kernel.examples for s in e.settings):
-            value = self.expressions.evaluate(setting.value, NOWHERE)
-            if value.literal is None and not value.bad:
-                self.sink.error(
-                    "E0220", f"the example's `{setting.name.name}` must be a number", setting.value.span
-                )
-            settings[setting.name.name] = value.literal or 0
+        for setting in (s for e in self.kernel.examples[:1] for s in e.settings):
+            if not (isinstance(setting.value, syntax.Name) and setting.value.name in NAMES):
+                value = self.expressions.evaluate(setting.value, NOWHERE)
+                assert value.literal is not None
+                settings[setting.name.name] = value.literal
         return settings
 
     # ------------------------------------------------------------ the graph
@@ -482,30 +352,3 @@ def _live(definitions: Sequence[Definition], outputs: Iterable[str]) -> list[Def
             reads = {n.tensor for n in ir.walk(_roots(definition)) if isinstance(n, ir.Read)}
             wanted.extend(table[r] for r in reads if r in table)
     return [d for d in definitions if id(d) in seen]
-
-
-def _linear(entry: syntax.Expr, name: str) -> bool:
-    """Is a shape's expression linear in `name`, with a coefficient that is a number?"""
-    degree: dict[int, int | None] = {}
-    for expr, _ in reversed(list(visible([entry], ()))):
-        degree[id(expr)] = _degree(expr, name, degree)
-    return degree[id(entry)] == 1
-
-
-def _degree(expr: syntax.Expr, name: str, degree: Mapping[int, int | None]) -> int | None:
-    match expr:
-        case syntax.Name():
-            return int(expr.name == name)
-        case syntax.Number():
-            return 0
-        case syntax.Unary(op="-"):
-            return degree[id(expr.operand)]
-        case syntax.Binary(op="+" | "-" | "*"):
-            a, b = degree[id(expr.left)], degree[id(expr.right)]
-            if a is None or b is None:
-                return None
-            return max(a, b) if expr.op != "*" else a + b if a + b < 2 else None
-        case syntax.Binary():
-            parts = (degree[id(expr.left)], degree[id(expr.right)])
-            return 0 if parts == (0, 0) else None
-    return None

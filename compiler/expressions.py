@@ -1,7 +1,8 @@
 """Expressions from syntax to tensor IR: names, operations, reductions, and `fn` inlined hygienically.
 
-Every visit is a generator that yields the sub-expressions it needs and is sent their values, so that the depth of an
-expression costs memory and no recursion.
+Names, arity and ranks were checked before (`dsl.check`); what is refused here needs types or extents. Every visit is a
+generator that yields the sub-expressions it needs and is sent their values, so that the depth of an expression costs memory
+and no recursion.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from . import tensor_ir as ir
 from .operands import Value, expect_bool, expect_integer, literal, operate, reduction, refused
 from .ranges import Use, bare_uses, is_reduction, mentioned, the_extent
 from .spelling import spell
-from .tensor_ir import ARITY, Node
+from .tensor_ir import Node
 
 BINARY = {
     "+": "add",
@@ -138,20 +139,24 @@ class Expressions:
 
     def evaluate(self, expr: syntax.Expr, scope: Scope) -> Value:
         """The value of an expression; literals stay literals."""
-        stack = [self._visit(expr, scope)]
+        stack = [(expr, scope, self._visit(expr, scope))]
         sent: Value | None = None
-        while True:
+        while stack:
+            at, inner, visit = stack[-1]
             try:
-                request = next(stack[-1]) if sent is None else stack[-1].send(sent)
+                request = next(visit) if sent is None else visit.send(sent)
             except StopIteration as done:
                 stack.pop()
-                sent = done.value
-                if not stack:
-                    assert isinstance(sent, Value)
-                    return sent
+                sent = self._placed(done.value, at, inner)
             else:
-                stack.append(self._visit(*request))
+                stack.append((*request, self._visit(*request)))
                 sent = None
+        assert sent is not None
+        return sent
+
+    def _placed(self, value: Value, expr: syntax.Expr, scope: Scope) -> Value:
+        """The value with the place of its text, which equal expressions elsewhere do not share."""
+        return value if value.at is not None else replace(value, at=self._span(expr, scope))
 
     def _visit(self, expr: syntax.Expr, scope: Scope) -> Visit:
         match expr:
@@ -188,87 +193,36 @@ class Expressions:
         raise TypeError(f"{type(expr).__name__} is no expression")
 
     def _name(self, expr: syntax.Name, scope: Scope) -> Value:
-        span = self._span(expr, scope)
+        """An index or a value in scope; else a scalar, an extent or a tensor without axes. Parameters win over extents."""
+        d, span = self.declared, self._span(expr, scope)
         match scope.names.get(expr.name):
             case Value() as value:
                 return value
             case Axis(name=axis):
                 return Value(ir.index(axis, span))
-            case Set():
-                self.sink.error(
-                    "E0205",
-                    f"`{expr.name}` stands for a set of indices, not for a value",
-                    span,
-                    help=f"use it in brackets: `sum[{expr.name}](…)`",
-                )
-                return refused(span)
-        known = None if scope.fn else self._kernel_name(expr.name, span)
-        if known is None and expr.name == "inf":
+        if expr.name == "inf":
             return literal(math.inf, span)
-        return known or self._unknown(expr.name, span, scope)
-
-    def _kernel_name(self, name: str, span: Span) -> Value | None:
-        """A scalar parameter, an extent or a tensor without indices; declared parameters win over extents."""
-        d = self.declared
-        if name in d.scalars:
-            return Value(ir.scalar(name, d.scalars[name].dtype, span))
-        if name in d.extents:
-            return Value(ir.extent(name, span))
-        if name in d.failed:
-            return refused(span)
-        shape = d.shape_of(name)
-        if shape is None:
-            return None
-        if shape:
-            return self._rank_error(name, 0, len(shape), span)
-        return Value(ir.read(name, (), d.dtype_of(name), span))
-
-    def _unknown(self, name: str, span: Span, scope: Scope) -> Value:
-        inside = f" inside `{scope.fn}`" if scope.fn else ""
-        known = scope.indices() or ["none"]
-        self.sink.error(
-            "E0203",
-            f"`{name}` is neither an index in scope nor a declared name{inside}",
-            span,
-            note=f"indices in scope: {', '.join(known)}",
-            help=f"bind it on the left side, or in a reduction: `sum[{name}](…)`",
-        )
-        return refused(span)
+        if expr.name in d.scalars:
+            return Value(ir.scalar(expr.name, d.scalars[expr.name].dtype, span))
+        if expr.name in d.extents:
+            return Value(ir.extent(expr.name, span))
+        return self._element(expr.name, (), span)
 
     # ------------------------------------------------------------ reads and operations
 
     def _subscript(self, expr: syntax.Subscript, scope: Scope) -> Visit:
-        name, d, span = expr.tensor.name, self.declared, self._span(expr, scope)
         indices = []
         for index in expr.indices:
             value = yield index, scope
             indices.append(value)
-        if name in d.failed:
-            return refused(span)
-        shape = None if scope.fn else d.shape_of(name)
-        if shape is None:
-            return self._no_tensor(name, span, scope)
-        if len(shape) != len(indices):
-            return self._rank_error(name, len(indices), len(shape), span)
-        sound = [expect_integer(v, f"an index of `{name}`", span, self.sink) for v in indices]
-        if not all(sound):
+        return self._element(expr.tensor.name, indices, self._span(expr, scope))
+
+    def _element(self, name: str, indices: Sequence[Value], span: Span) -> Value:
+        d = self.declared
+        sound = [expect_integer(v, f"an index of `{name}`", self.sink) for v in indices]
+        if name in d.failed or not all(sound):
             return refused(span)
         return Value(ir.read(name, (v.node for v in indices), d.dtype_of(name), span))
-
-    def _no_tensor(self, name: str, span: Span, scope: Scope) -> Value:
-        why = f"`fn {scope.fn}` sees its own parameters only" if scope.fn else "only tensors take indices"
-        self.sink.error("E0206", f"`{name}` is no tensor here", span, note=why)
-        return refused(span)
-
-    def _rank_error(self, name: str, have: int, want: int, span: Span) -> Value:
-        self.sink.error(
-            "E0207",
-            f"`{name}` has {want} {'axis' if want == 1 else 'axes'}, but {have or 'no'} "
-            f"{'index is' if have == 1 else 'indices are'} given",
-            span,
-            help=f"write `{name}[{', '.join('ijkabcdefgh'[:want])}]`" if want else f"write `{name}`",
-        )
-        return refused(span)
 
     def _unary(self, expr: syntax.Unary, scope: Scope) -> Visit:
         value = yield expr.operand, scope
@@ -303,25 +257,10 @@ class Expressions:
             result = yield from self._inline(self.declared.fns[name], values, (), scope, span)
             return result
         if name in (NAMES if scope.fn else self.declared.dtypes):
-            return self._cast(self.declared.dtypes[name], values, span)
-        return self._operation(name, values, span)
-
-    def _cast(self, dtype: DType, values: Sequence[Value], span: Span) -> Value:
-        if len(values) != 1:
-            self.sink.error("E0208", f"a cast takes one value, not {len(values)}", span)
-            return refused(span)
-        value = values[0]
-        return value if value.bad else Value(ir.cast_to(value.node, dtype, span))
-
-    def _operation(self, name: str, values: list[Value], span: Span) -> Value:
-        if name not in ARITY or name in _WORDLESS:
-            self.sink.error("E0209", f"`{name}` is no function, operation or element type", span)
-            return refused(span)
-        if name in ("min", "max") and len(values) > 2:
+            dtype = self.declared.dtypes[name]
+            return values[0] if values[0].bad else Value(ir.cast_to(values[0].node, dtype, span))
+        if name in ("min", "max"):
             return fold(lambda a, b: operate(name, (a, b), span, self.sink), values)
-        if len(values) != ARITY[name]:
-            self.sink.error("E0208", f"`{name}` takes {ARITY[name]} values, not {len(values)}", span)
-            return refused(span)
         return operate(name, values, span, self.sink)
 
     # ------------------------------------------------------------ brackets
@@ -333,7 +272,7 @@ class Expressions:
         predicate: Value | None = None
         if expr.predicate is not None:
             predicate = yield expr.predicate, inner
-            if not expect_bool(predicate, "a predicate", predicate.node.span, self.sink):
+            if not expect_bool(predicate, "a predicate", self.sink):
                 predicate = refused(span)
         values = []
         for argument in expr.arguments:
@@ -343,37 +282,10 @@ class Expressions:
             return refused(span)
         sets = [Set(s.axes, conjunction(s.predicate, predicate.node if predicate else None)) for s in sets]
         if reducing:
-            return self._reduce(name, sets, values, span)
-        if name not in self.declared.fns:
-            self.sink.error("E0209", f"`{name}` is no function or reduction", span)
-            return refused(span)
+            axes = [a for s in sets for a in s.axes]
+            return reduction(name, axes, values[0], _predicate(sets), span, self.sink)
         result = yield from self._inline(self.declared.fns[name], values, sets, inner, span)
-        return self._closed(result, sets, scope, name, span)
-
-    def _reduce(self, name: str, sets: Sequence[Set], values: list[Value], span: Span) -> Value:
-        if len(values) != 1:
-            self.sink.error("E0208", f"`{name}` reduces one value, not {len(values)}", span)
-            return refused(span)
-        axes = [a for s in sets for a in s.axes]
-        predicate = fold(conjunction, (s.predicate for s in sets), None)
-        return reduction(name, axes, values[0], predicate, span, self.sink)
-
-    def _closed(self, result: Value, sets: Sequence[Set], scope: Scope, name: str, span: Span) -> Value:
-        """A result that still runs over the bracket's indices: absent outside the set, and in need of a binder."""
-        free = [a for s in sets for a in s.axes if a in result.node.axes]
-        if result.bad or not free:
-            return result
-        loose = [a for a in free if a not in scope.taken]
-        if loose:
-            self.sink.error(
-                "E0210",
-                f"the result of `{name}` still depends on index `{loose[0]}`, which nothing binds",
-                span,
-                help=f"put `{loose[0]}` on the left side, or reduce it: `sum[{loose[0]}]({name}[…](…))`",
-            )
-            return refused(span)
-        predicate = fold(conjunction, dict.fromkeys(s.predicate for s in sets), None)
-        return result if predicate is None else Value(ir.when(result.node, predicate, span))
+        return _cut(result, sets, span)
 
     def _bind(self, call: syntax.BracketCall, scope: Scope, reducing: bool) -> tuple[Scope, list[Set] | None]:
         """The scope inside the brackets, and what each bound name stands for; None after an error.
@@ -387,9 +299,7 @@ class Expressions:
         for bound in call.bound:
             name = bound.name.name
             entry = scope.names.get(name)
-            if name in sets:
-                self.sink.error("E0211", f"index `{name}` is bound twice in one bracket", bound.name.span)
-            elif isinstance(entry, Set):
+            if isinstance(entry, Set):
                 sets[name] = entry
             elif isinstance(entry, Axis) and not reducing:
                 sets[name] = Set((entry.name,), None)
@@ -423,18 +333,18 @@ class Expressions:
     def _range(self, bound: syntax.BoundIndex, uses: list[Use] | None, scope: Scope) -> Node | None:
         if bound.extent is not None:
             return self.extent(bound.extent, scope, f"the range of `{bound.name.name}`")
-        if uses is None:
-            return None
-        return the_extent(bound.name, uses, self.declared.extents, spell, self.sink)
+        return self.only_extent(bound.name, uses)
+
+    def only_extent(self, name: syntax.Name, uses: list[Use] | None) -> Node | None:
+        """The one extent of what an index subscripts, None after an error."""
+        return None if uses is None else the_extent(name, uses, self.declared.extents, spell, self.sink)
 
     def _agrees(self, bound: syntax.BoundIndex, axis: str, scope: Scope) -> None:
         """An explicit range on an index that is bound already must repeat its extent."""
         if bound.extent is None:
             return
-        extent, have = (
-            self.extent(bound.extent, scope, f"the range of `{bound.name.name}`"),
-            self.declared.axes[axis],
-        )
+        have = self.declared.axes[axis]
+        extent = self.extent(bound.extent, scope, f"the range of `{bound.name.name}`")
         if extent is not None and extent is not have:
             self.sink.error(
                 "E0202",
@@ -446,17 +356,7 @@ class Expressions:
     def extent(self, expr: syntax.Expr, scope: Scope, what: str) -> Node | None:
         """An integer expression of extents and scalars, or None after an error."""
         value = self.evaluate(expr, scope)
-        if value.bad or not expect_integer(value, what, expr.span, self.sink):
-            return None
-        if value.node.axes or any(isinstance(n, ir.Read) for n in ir.walk([value.node])):
-            self.sink.error(
-                "E0212",
-                f"{what} depends on an index or a tensor",
-                expr.span,
-                help="a range is made of extents and scalars; cut the set with a predicate: `n | n < length[b]`",
-            )
-            return None
-        return value.node
+        return value.node if expect_integer(value, what, self.sink) else None
 
     # ------------------------------------------------------------ fn
 
@@ -464,11 +364,8 @@ class Expressions:
         self, fn: syntax.Fn, values: Sequence[Value], sets: Sequence[Set], scope: Scope, span: Span
     ) -> Generator[tuple[syntax.Expr, Scope], Value, Value]:
         """The body of `fn` with its parameters replaced by values and its brackets by sets; its locals are its own."""
-        names = self._parameters(fn, values, sets, span)
-        if names is None:
-            return refused(span)
         call = scope.call if scope.call is not None and span.source is not self.declared.source else span
-        body = Scope(names, scope.taken, fn.name.name, call)
+        body = Scope(_parameters(fn, values, sets), scope.taken, fn.name.name, call)
         for local in fn.locals:
             value = yield local.value, body
             body = replace(body, names={**body.names, local.name.name: value})
@@ -477,26 +374,27 @@ class Expressions:
         result = yield fn.result, body
         return result
 
-    def _parameters(
-        self, fn: syntax.Fn, values: Sequence[Value], sets: Sequence[Set], span: Span
-    ) -> dict[str, Entry] | None:
-        if len(values) != len(fn.parameters) or not _bracket_fits(fn, sets):
-            self.sink.error(
-                "E0208",
-                f"`{fn.name.name}` takes {len(fn.parameters)} values and {len(fn.bracket)} bracket indices, "
-                f"not {len(values)} and {len(sets)}",
-                span,
-            )
-            return None
-        names: dict[str, Entry] = {p.name: v for p, v in zip(fn.parameters, values, strict=True)}
-        if len(fn.bracket) == 1:
-            predicate = fold(conjunction, dict.fromkeys(s.predicate for s in sets), None)
-            return {**names, fn.bracket[0].name: Set(tuple(a for s in sets for a in s.axes), predicate)}
-        return {**names, **{b.name: s for b, s in zip(fn.bracket, sets, strict=True)}}
+
+def _parameters(fn: syntax.Fn, values: Sequence[Value], sets: Sequence[Set]) -> dict[str, Entry]:
+    """What the names of a `fn` stand for. Its only bracket parameter stands for all indices of the call."""
+    names: dict[str, Entry] = {p.name: v for p, v in zip(fn.parameters, values, strict=True)}
+    if len(fn.bracket) == 1:
+        sets = [Set(tuple(a for s in sets for a in s.axes), _predicate(sets))]
+    return {**names, **{b.name: s for b, s in zip(fn.bracket, sets, strict=True)}}
 
 
-def _bracket_fits(fn: syntax.Fn, sets: Sequence[Set]) -> bool:
-    return bool(sets) if len(fn.bracket) == 1 else len(sets) == len(fn.bracket)
+def _cut(result: Value, sets: Sequence[Set], span: Span) -> Value:
+    """A result that still runs over the indices of a call's bracket is absent outside their set."""
+    predicate = _predicate(sets)
+    free = any(a in result.node.axes for s in sets for a in s.axes)
+    if result.bad or predicate is None or not free:
+        return result
+    return Value(ir.when(result.node, predicate, span))
+
+
+def _predicate(sets: Sequence[Set]) -> Node | None:
+    """The condition of all sets together, None where there is none."""
+    return fold(conjunction, dict.fromkeys(s.predicate for s in sets), None)
 
 
 def _ready(value: Value) -> Visit:
@@ -510,8 +408,3 @@ def conjunction(a: Node | None, b: Node | None) -> Node | None:
     if a is None or b is None or a is b:
         return b if a is None else a
     return ir.apply("and", a, b, span=a.span)
-
-
-_WORDLESS = frozenset(
-    {"add", "sub", "mul", "div", "floordiv", "mod", "neg", "lt", "le", "eq", "ne", "and", "or", "not"}
-)

@@ -16,12 +16,19 @@ from .tensor_ir import COMPARISONS, LOGICAL, REDUCTIONS, Node, apply, const, red
 
 @dataclass(frozen=True)
 class Value:
-    """An elaborated expression. `literal` is the number of a literal that has not met a partner yet; `bad` marks an
-    expression that was refused already, so that its users stay silent."""
+    """An elaborated expression. `literal` is the number of a literal that has not met a partner yet, `sides` the condition
+    and the literals of a `where` between literals, which adapts as they do; `bad` marks an expression that was refused
+    already, so that its users stay silent. `at` is its text: equal expressions share a node, and the node's span."""
 
     node: Node
     literal: int | float | None = None
     bad: bool = False
+    sides: tuple[Node, Value, Value] | None = None
+    at: Span | None = None
+
+    @property
+    def adapts(self) -> bool:
+        return self.literal is not None or self.sides is not None
 
 
 SYMBOLS = {
@@ -88,6 +95,10 @@ def adapt(value: Value, partner: DType, *, keep_narrow: bool = False) -> Node:
     A float literal beside an integer is f32; an integer literal that does not fit its partner is i64. With
     `keep_narrow` (the sides of a `where`) a literal that the partner's own type holds exactly takes that type.
     """
+    if value.sides is not None and partner is not DType.BOOL:
+        condition, *sides = value.sides
+        a, b = (adapt(v, partner, keep_narrow=keep_narrow) for v in sides)
+        return apply("where", condition, a, b, span=value.node.span)
     number, span = value.literal, value.node.span
     if number is None or partner is DType.BOOL:
         return value.node
@@ -103,8 +114,8 @@ def adapt(value: Value, partner: DType, *, keep_narrow: bool = False) -> Node:
 
 def aligned(values: Sequence[Value], *, keep_narrow: bool = False) -> tuple[Node, ...]:
     """Operands of one operation, literals adapted to the first operand that is none."""
-    partner = next((v.node.dtype for v in values if v.literal is None), None)
-    if partner is None and any(isinstance(v.literal, float) for v in values):
+    partner = next((v.node.dtype for v in values if not v.adapts), None)
+    if partner is None and any(v.node.dtype.is_float for v in values):
         partner = DType.F32
     if partner is None:
         return tuple(v.node for v in values)
@@ -125,20 +136,21 @@ def operate(op: str, values: Sequence[Value], span: Span | None, sink: Diagnosti
         return refused(span)
     if op == "where":
         sides = aligned(values[1:], keep_narrow=True)
-        return Value(apply(op, values[0].node, *sides, span=span))
+        between = (values[0].node, values[1], values[2]) if values[1].adapts and values[2].adapts else None
+        return Value(apply(op, values[0].node, *sides, span=span), sides=between)
     return Value(apply(op, *aligned(values), span=span))
 
 
 def _shown(value: Value) -> str:
-    text = value.node.span.text if value.node.span is not None else ""
+    text = value.at.text if value.at is not None else ""
     return f"`{text}`" if 0 < len(text) <= 40 and "\n" not in text else "an operand"
 
 
 def _accepts(op: str, values: Sequence[Value], span: Span | None, sink: Diagnostics) -> bool:
     name = SYMBOLS.get(op, op)
     if op in LOGICAL:
-        return all(expect_bool(v, f"`{name}`", span, sink) for v in values)
-    if op == "where" and not expect_bool(values[0], "the condition of `where`", span, sink):
+        return all(expect_bool(v, f"`{name}`", sink) for v in values)
+    if op == "where" and not expect_bool(values[0], "the condition of `where`", sink):
         return False
     bools = [v for v in values[1 if op == "where" else 0 :] if v.node.dtype is DType.BOOL]
     if not bools:
@@ -149,7 +161,7 @@ def _accepts(op: str, values: Sequence[Value], span: Span | None, sink: Diagnost
     sink.error(
         "E0301",
         f"`{name}` takes numbers, but {shown} is bool",
-        bools[0].node.span or span,
+        bools[0].at or span,
         note="bool is no number here, so that a mask is never added by accident",
         help=f"select with `where({shown.strip('`')}, …, 0)`, or cast with `f32({shown.strip('`')})`",
     )
@@ -181,7 +193,7 @@ def _same_kind(
     return False
 
 
-def expect_bool(value: Value, what: str, span: Span | None, sink: Diagnostics) -> bool:
+def expect_bool(value: Value, what: str, sink: Diagnostics) -> bool:
     """Report a number where a condition belongs."""
     if value.bad or value.node.dtype is DType.BOOL:
         return not value.bad
@@ -189,20 +201,20 @@ def expect_bool(value: Value, what: str, span: Span | None, sink: Diagnostics) -
     sink.error(
         "E0302",
         f"{what} needs a condition, but {shown} is {value.node.dtype}",
-        value.node.span or span,
+        value.at,
         help=f"compare it, for example `{shown.strip('`') if shown != 'an operand' else 'x'} != 0`",
     )
     return False
 
 
-def expect_integer(value: Value, what: str, span: Span | None, sink: Diagnostics) -> bool:
+def expect_integer(value: Value, what: str, sink: Diagnostics) -> bool:
     """Report anything but an integer where an index or an extent belongs."""
     if value.bad or value.node.dtype.is_integer:
         return not value.bad
     sink.error(
         "E0304",
         f"{what} must be an integer, but {_shown(value)} is {value.node.dtype}",
-        value.node.span or span,
+        value.at,
         help="divide with `//`, or cast with `i64(…)`",
     )
     return False
@@ -217,13 +229,13 @@ def reduction(
         return refused(span)
     is_bool = body.node.dtype is DType.BOOL
     if fn in ("any", "all"):
-        if not expect_bool(body, f"`{fn}`", span, sink):
+        if not expect_bool(body, f"`{fn}`", sink):
             return refused(span)
     elif is_bool and fn != "sum":
         sink.error(
             "E0305",
             f"`{fn}` takes numbers, but {_shown(body)} is bool",
-            body.node.span or span,
+            body.at or span,
             help="`any` and `all` reduce conditions, and `sum` counts them",
         )
         return refused(span)
@@ -235,14 +247,12 @@ def reduction(
     return Value(reduce(fn, bound, body.node, predicate, span))
 
 
-def stored(value: Value, dtype: DType, name: str, span: Span | None, sink: Diagnostics) -> Node | None:
+def stored(value: Value, dtype: DType, name: str, sink: Diagnostics) -> Node | None:
     """The value as it is stored in `name` of `dtype`; floats round, integers widen, everything else wants a cast."""
     if value.bad:
         return None
-    if value.literal is not None and (dtype.is_float or exact(value.literal, dtype)):
-        return const(
-            value.literal, dtype if dtype is DType.F64 or dtype.is_integer else DType.F32, value.node.span
-        )
+    if value.adapts and (dtype.is_float or _fits(value, dtype)):
+        return adapt(value, dtype, keep_narrow=dtype.is_integer)
     have = value.node.dtype
     if have is dtype or (have.is_float and dtype.is_float):
         return value.node
@@ -256,10 +266,15 @@ def stored(value: Value, dtype: DType, name: str, span: Span | None, sink: Diagn
         cast = f"select: `where(…, 1, 0)`, or cast it: `{dtype}(…)`"
     elif have.is_float:
         cast += " rounds toward zero, `floor`, `ceil` and `round` before it otherwise"
-    sink.error(
-        "E0307", f"`{name}` is {dtype}, but its value is {have}", value.node.span or span, note=why, help=cast
-    )
+    sink.error("E0307", f"`{name}` is {dtype}, but its value is {have}", value.at, note=why, help=cast)
     return None
+
+
+def _fits(value: Value, dtype: DType) -> bool:
+    """Are all literals of a value integers that `dtype` holds?"""
+    if value.sides is not None:
+        return all(_fits(v, dtype) for v in value.sides[1:])
+    return value.literal is not None and exact(value.literal, dtype)
 
 
 def _contains(wide: DType, narrow: DType) -> bool:

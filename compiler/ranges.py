@@ -100,7 +100,8 @@ def the_extent(
     if len(extents) == 1:
         return extents[0]
     if not extents:
-        example = next(iter(known), "N")
+        extents_known = list(known)
+        example = name.name.upper() if name.name.upper() in extents_known else next(iter(extents_known), "N")
         sink.error(
             "E0201",
             f"the range of index `{name.name}` is not known",
