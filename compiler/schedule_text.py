@@ -14,9 +14,10 @@ means one index at a time. `o.b` is the axis b of the launch that stores o, wher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import get_args
 
+from ..dsl.diagnostics import refuse
 from ..dsl.source import Source, Span
 from .notation import Reader, Token
 from .schedule import Fuse, Schedule
@@ -129,3 +130,16 @@ class _ScheduleReader(Reader[Expr]):
             token,
             help=f"a number from 1 (one index at a time) to {LARGEST_TILE}",
         )
+
+
+def check_names(s: Schedule, axes: Iterable[str], launches: Iterable[str]) -> None:
+    """Refuse tile sizes of axes or launches that a kernel does not have. Raises `TileError`, code E0610."""
+    known = {*axes, *(f"{launch}.{a}" for launch in launches for a in axes)}
+    for axis, _ in s.tiles:
+        if axis not in known:
+            raise refuse(
+                "E0610",
+                f"the schedule `{s.name}` cuts `{axis}`, which is no axis of `{s.kernel}`",
+                None,
+                help=f"its axes are {', '.join(axes)}; its launches {', '.join(launches)}",
+            )
