@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,10 @@ DERIVATION = "16 · (eps of the output's type + eps of f32 arithmetic · sqrt(lo
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output against the oracle. `error` and `tolerance` are absolute; integers and booleans must be equal."""
+    """One output against the oracle. `error` and `tolerance` are absolute; integers and booleans must be equal.
+
+    `largest` is the largest finite magnitude of the oracle.
+    """
 
     name: str
     dtype: str
@@ -29,6 +32,7 @@ class Comparison:
     tolerance: float
     mismatches: int
     elements: int
+    largest: float
 
     @property
     def ok(self) -> bool:
@@ -43,27 +47,29 @@ def compare(name: str, result: Array, oracle: Array, longest_sum: int) -> Compar
     dtype = element(result)
     if not dtype.is_float:
         wrong = int(np.count_nonzero(result != oracle))
-        return Comparison(name, dtype.value, float(wrong > 0), 0.0, wrong, result.size)
+        return Comparison(name, dtype.value, float(wrong > 0), 0.0, wrong, result.size, 0.0)
     got, want = result.astype(np.float64), oracle.astype(np.float64)
     finite = np.isfinite(want)
     special = ~finite & ~((got == want) | (np.isnan(got) & np.isnan(want)))
     lost = finite & ~np.isfinite(got)
     errors = np.abs(got - want, where=finite & ~lost, out=np.zeros_like(want))
     largest = float(np.abs(want[finite]).max(initial=0.0))
-    mismatches = int(np.count_nonzero(special | lost))
     return Comparison(
-        name,
-        dtype.value,
-        float(errors.max(initial=0.0)),
-        tolerance(dtype, longest_sum, largest),
-        mismatches,
-        result.size,
+        name=name,
+        dtype=dtype.value,
+        error=float(errors.max(initial=0.0)),
+        tolerance=relative_tolerance([dtype], longest_sum) * (largest + 1),
+        mismatches=int(np.count_nonzero(special | lost)),
+        elements=result.size,
+        largest=largest,
     )
 
 
-def tolerance(dtype: DType, longest_sum: int, largest: float) -> float:
-    arithmetic = EPSILON[DType.F64 if dtype is DType.F64 else DType.F32]
-    return SAFETY * (EPSILON[dtype] + arithmetic * math.sqrt(max(1, longest_sum))) * (largest + 1)
+def relative_tolerance(dtypes: Iterable[DType], longest_sum: int) -> float:
+    """What is allowed for outputs of these float types, over the largest magnitude plus 1."""
+    found = list(dtypes) or [DType.F32]
+    arithmetic = EPSILON[DType.F64 if all(t is DType.F64 for t in found) else DType.F32]
+    return SAFETY * (max(EPSILON[t] for t in found) + arithmetic * math.sqrt(max(1, longest_sum)))
 
 
 def longest_sum(graph: Graph, extents: Mapping[str, int], scalars: Mapping[str, Scalar]) -> int:

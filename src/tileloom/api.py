@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from .dsl.load import load, parse
 from .dsl.syntax import ProgramKernel
 from .dsl.types import NAMES, DType
 from .execution import interpret, ready
+
+if TYPE_CHECKING:
+    from .bench import Benchmark
 
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
 
@@ -137,6 +140,11 @@ class CompiledKernel:
         if self.stated_schedule is not None and self.stated_schedule.target != self.machine.name:
             s = self.stated_schedule
             raise ValueError(f"the schedule `{s.name}` is for {s.target}, the target is {self.machine.name}")
+
+    @cached_property
+    def naive(self) -> CompiledKernel:
+        """The same kernel with `fuse none`: one launch for each statement, intermediates in memory."""
+        return CompiledKernel(self.kernel, self.target, replace(self.options, fuse="none"))
 
     @property
     def name(self) -> str:
@@ -274,6 +282,27 @@ class CompiledKernel:
             self.kernel, self.machine, extents, dtypes=dtypes, options=replace(self.options, fuse="none")
         )
         return Explained(explain(made, naive, threads_of(self.machine)))
+
+    def benchmark(
+        self, *positional: object, against: Sequence[str] = ("naive", "numpy"), **named: object
+    ) -> Benchmark:
+        """Measure a call against others: `naive`, `numpy` or `FILE.py:FUNCTION`; print the result for a table.
+
+        Raises ValueError for targets that run no compiled code here, and `bench.WrongResult` where a result is wrong.
+        """
+        from .bench import Benchmark, Case, run_case, variants
+
+        if self.target == "interp" or self.machine.is_cuda:
+            raise ValueError(
+                f"benchmark measures compiled code on this machine; the target is {self.target!r}"
+            )
+        call = bind(self.kernel.kernel, positional, named)
+        graph = self.graph(call.dtypes)
+        extents = extents_of(graph, call.shapes, call.scalars)
+        check_call(graph, extents, call.scalars)
+        case = Case(graph, call.dtypes, extents, call.scalars, call.tensors)
+        rows = run_case(case, variants(self, self.naive, case, against))
+        return Benchmark(self.name, rows)
 
 
 # ---------------------------------------------------------------- details

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -16,6 +17,7 @@ from .dsl.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from .accuracy import Comparison
+    from .bench import Measured
     from .compiler.explain import (
         CandidateFacts,
         Explanation,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         StateFacts,
         Where,
     )
+    from .runtime import bench as clockwork
     from .runtime.cuda import Assembled
 
 SEVERITY = {"error": "bold red", "warning": "bold yellow"}
@@ -362,3 +365,54 @@ def _schedule(facts: Explanation) -> list[RenderableType]:
             )
         )
     return parts
+
+
+# ---------------------------------------------------------------- benchmarks
+
+
+def bench_table(rows: Sequence[Measured]) -> Table:
+    """Times relative to the first variant of each case; sizes that differ between cases name them."""
+    first = {m.row.case: m.row for m in reversed(rows)}
+    varied = [n for n in rows[0].sizes if len({m.sizes[n] for m in rows}) > 1] if rows else []
+    return table(
+        (
+            *varied,
+            "variant",
+            "median ms",
+            "p20",
+            "p80",
+            "times",
+            "GFLOP/s",
+            "beyond in/out",
+            "process grew",
+            "error",
+        ),
+        ((*(str(m.sizes[n]) for n in varied), *_bench_cells(m, first[m.row.case])) for m in rows),
+        left=len(varied) + 1,
+    )
+
+
+def _bench_cells(m: Measured, base: clockwork.Row) -> tuple[str, ...]:
+    r = m.row
+    return (
+        r.variant,
+        f"{r.median_ms:.3f}",
+        f"{r.percentile_ms(20):.3f}",
+        f"{r.percentile_ms(80):.3f}",
+        f"{r.median_ms / base.median_ms:.2f}",
+        f"{r.flops / r.median_ms / 1e6:.1f}" if r.flops else "",
+        bytes_text(r.peak_bytes or 0),
+        "not told" if m.resident_bytes is None else bytes_text(m.resident_bytes),
+        f"{r.error:.1e}",
+    )
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that says what is going on, where that is a terminal."""
+    err = Console(file=sys.stderr)
+    if not err.is_terminal:
+        yield lambda text: None
+        return
+    with err.status(Text(label)) as status:
+        yield lambda text: status.update(Text(f"{label}: {text}"))

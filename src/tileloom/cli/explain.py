@@ -48,23 +48,30 @@ def run(arguments: Namespace) -> int:
 
 def _measured(arguments: Namespace, found: Problem) -> dict[str, dict[str, Any]]:
     """Milliseconds and bytes beyond inputs and outputs of one call, compiled and naive."""
-    from ..bench import call_growth, call_ms
+    from ..bench import Case, Variant, median_ms, memory
 
-    tensors = found.tensors(arguments.seed)
-    rows = {}
-    for variant, fuse in (("compiled", None), ("fuse none", "none")):
-        kernel = compiled(arguments, found.kernel, fuse)
-        with refusals():
-            growth = call_growth(kernel, found.graph, tensors, found.numbers)
-            rows[variant] = {"ms": call_ms(kernel, found.graph, tensors, found.numbers), **growth}
-    return rows
+    case = Case(found.graph, found.dtypes, found.extents, found.numbers, found.tensors(arguments.seed))
+    with refusals():
+        both = [
+            Variant(name, kernel, kernel.compilation(**case.inputs()))
+            for name, kernel in (
+                ("compiled", compiled(arguments, found.kernel)),
+                ("fuse none", compiled(arguments, found.kernel, "none")),
+            )
+        ]
+        times = median_ms(case, both)
+        grown = {v.name: memory(case, v) for v in both}
+    return {
+        name: {"ms": times[name], "peak_bytes": peak, "resident_bytes": resident}
+        for name, (peak, resident) in grown.items()
+    }
 
 
 def _table(measured: dict[str, dict[str, Any]]) -> Any:
     return table(
-        ("", "ms", "between launches", "process grew"),
+        ("", "median ms", "beyond in/out", "process grew"),
         (
-            (name, f"{r['ms']:.2f}", bytes_text(r["scratch_bytes"]), _resident(r["resident_bytes"]))
+            (name, f"{r['ms']:.2f}", bytes_text(r["peak_bytes"]), _resident(r["resident_bytes"]))
             for name, r in measured.items()
         ),
         title="\nmeasured on this machine",

@@ -1,0 +1,303 @@
+"""A kernel against others: right first, then time in turn, then memory (DESIGN 9). The clockwork is `runtime.bench`."""
+
+from __future__ import annotations
+
+import runpy
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .accuracy import DERIVATION, compare, largest_tensor, longest_sum, relative_tolerance
+from .api import CompiledKernel, threads_of
+from .arguments import Array, Scalar
+from .compiler.calls import check_call
+from .compiler.cost import Prediction, module_cost, predict, rates
+from .compiler.explain import task_bytes
+from .compiler.pipeline import Compilation
+from .compiler.tensor_ir import Graph
+from .dsl.types import DType
+from .execution import interpret
+from .inputs import made, shape_of
+from .numpy_program import NumpyProgram
+from .runtime import bench as clockwork
+from .runtime.bench import WrongResult
+from .runtime.memory import measure
+
+ORACLE_ELEMENTS = 1 << 25
+"""Elements of the largest intermediate up to which the oracle runs at the measured size: 256 MiB in float64."""
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 30
+SECONDS = 1.5
+"""Measuring time for each variant at each size, unless the fewest rounds take longer."""
+
+Call = Callable[..., Any]
+Outputs = tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one choice of sizes, with inputs. `numbers` are scalars and declared extents."""
+
+    graph: Graph
+    dtypes: Mapping[str, DType]
+    extents: Mapping[str, int]
+    numbers: Mapping[str, Scalar]
+    tensors: Mapping[str, Array]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.extents)
+
+    def words(self) -> str:
+        return ", ".join(f"{n} = {v}" for n, v in self.extents.items())
+
+    def inputs(self) -> dict[str, Any]:
+        """Arguments of one call; parameters that it updates are fresh copies."""
+        tensors = {n: x.copy() if self.graph.tensors[n].inout else x for n, x in self.tensors.items()}
+        return {**tensors, **self.numbers}
+
+    def outputs(self, call: Call) -> Outputs:
+        """What one call gives: results, then updated parameters."""
+        arguments = self.inputs()
+        returned = call(**arguments)
+        several = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+        return (*several, *(arguments[n] for n, t in self.graph.tensors.items() if t.inout))
+
+    def oracle(self) -> Outputs:
+        """The same in float64."""
+        found = interpret(self.graph, self.tensors, self.numbers, precision="float64")
+        return tuple(found.values())
+
+    def output_bytes(self) -> int:
+        shapes = ((t, shape_of(t.shape, self.extents, self.numbers)) for t in self.graph.outputs.values())
+        return sum(t.dtype.bytes * int(np.prod(shape, dtype=np.int64)) for t, shape in shapes)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Something to measure, `call(**arguments)`; `compilation` where it is tileloom's own code."""
+
+    name: str
+    call: Call
+    compilation: Compilation | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One variant at one size. `row` has the times of a call, its error relative to the largest output and, as `peak_bytes`,
+    what it needs beyond inputs and outputs: tensors between launches and the tiles of all threads, or what NumPy allocates.
+
+    `resident_bytes` is what the process grew by, outputs deducted; `first_call_s` includes compiling; `checked_at` has the
+    sizes at which it was compared with float64.
+    """
+
+    sizes: dict[str, int]
+    row: clockwork.Row
+    first_call_s: float
+    resident_bytes: int | None
+    checked_at: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        own = {
+            "sizes": self.sizes,
+            "first_call_s": self.first_call_s,
+            "resident_bytes": self.resident_bytes,
+            "checked_at": self.checked_at,
+        }
+        return {**self.row.as_json(), **own}
+
+
+@dataclass
+class Benchmark:
+    """All rows of one benchmark. As text, a table."""
+
+    kernel: str
+    rows: list[Measured] = field(default_factory=list)
+
+    def as_json(self, command: Sequence[str] | None = None) -> dict[str, Any]:
+        """The recorded form (DESIGN 9)."""
+        made = clockwork.document([m.row for m in self.rows], command)
+        made["conditions"] |= {"tolerance": DERIVATION, "warm_up": "one call at the measured size"}
+        return {**made, "kernel": self.kernel, "rows": [m.as_json() for m in self.rows]}
+
+    def __str__(self) -> str:
+        from .render import bench_table, plain
+
+        return plain(bench_table(self.rows))
+
+
+# ---------------------------------------------------------------- what to measure
+
+
+def variants(
+    kernel: CompiledKernel, naive: CompiledKernel, case: Case, against: Sequence[str]
+) -> list[Variant]:
+    """The kernel itself, then `naive`, `numpy` or a function of a Python file (`FILE.py:FUNCTION`), as asked for.
+
+    Raises ValueError for another word.
+    """
+    own = Variant("compiled", kernel, kernel.compilation(**case.inputs()))
+    return [own, *(_other(name, naive, case) for name in against)]
+
+
+def _other(name: str, naive: CompiledKernel, case: Case) -> Variant:
+    if name == "naive":
+        return Variant(name, naive, naive.compilation(**case.inputs()))
+    if name == "numpy":
+        return Variant(name, NumpyProgram(case.graph).called)
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py"):
+        return Variant(function, function_of(file, function))
+    raise ValueError(f"there is nothing called {name!r} to compare with; naive, numpy or FILE.py:FUNCTION")
+
+
+def function_of(file: str, name: str) -> Call:
+    """A function of a Python file. Raises ValueError where there is none."""
+    try:
+        found = runpy.run_path(file).get(name)
+    except OSError as reason:
+        raise ValueError(f"cannot read {file}: {reason.strerror}") from None
+    if not callable(found):
+        raise ValueError(f"{file} defines no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- one case
+
+
+def run_case(
+    case: Case, chosen: Sequence[Variant], say: Callable[[str], None] = lambda text: None
+) -> list[Measured]:
+    """Compare every variant with float64, then measure. Raises `WrongResult` before anything is timed.
+
+    Where the oracle would need too much memory it runs at a smaller size, and at the measured size the variants are
+    compared with the first one.
+    """
+    say("compiling")
+    started = {v.name: _seconds(lambda v=v: case.outputs(v.call)) for v in chosen}  # type: ignore[misc]
+    say("comparing with float64")
+    small = checked_case(case)
+    if small is not case:
+        clockwork.compare(
+            small.words(), _timed(small, chosen, 1), small.oracle(), rounds=1, error=scaled_error
+        )
+    reference = case.oracle() if small is case else case.outputs(chosen[0].call)
+    say("measuring")
+    again = max(_seconds(lambda v=v: case.outputs(v.call)) for v in chosen)  # type: ignore[misc]
+    rows = clockwork.compare(
+        case.words(),
+        _timed(case, chosen, 1 if small is case else 2),
+        reference,
+        rounds=max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(SECONDS / again))),
+        error=scaled_error,
+        moved_bytes=sum(x.nbytes for x in case.tensors.values()) + case.output_bytes(),
+    )
+    return [_measured(case, v, row, started[v.name], small) for v, row in zip(chosen, rows, strict=True)]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _timed(case: Case, chosen: Sequence[Variant], margin: float) -> list[clockwork.Variant]:
+    bound = margin * relative_tolerance(
+        (t.dtype for t in (*case.graph.outputs.values(), *case.graph.tensors.values()) if t.dtype.is_float),
+        longest_sum(case.graph, case.extents, case.numbers),
+    )
+    return [clockwork.Variant(v.name, lambda v=v: case.outputs(v.call), bound) for v in chosen]  # type: ignore[misc]
+
+
+def scaled_error(result: Any, reference: Sequence[Array]) -> float:
+    """The largest error of each output over its largest magnitude plus 1; infinite where infinities or NaN differ."""
+    found = [compare("", np.asarray(a), b, 1) for a, b in zip(result, reference, strict=True)]
+    return max((float("inf") if c.mismatches else c.error / (c.largest + 1) for c in found), default=0.0)
+
+
+def checked_case(case: Case) -> Case:
+    """The case itself, or one with its longest extents halved until float64 is cheap enough."""
+    extents = dict(case.extents)
+    while largest_tensor(case.graph, extents, case.numbers) > ORACLE_ELEMENTS:
+        longest = max(extents.values())
+        extents = {e: n // 2 if n == longest else n for e, n in extents.items()}
+    if extents == dict(case.extents):
+        return case
+    check_call(case.graph, extents, case.numbers)
+    numbers = {n: extents.get(n, v) for n, v in case.numbers.items()}
+    return replace(case, extents=extents, numbers=numbers, tensors=made(case.graph, extents, numbers))
+
+
+def _measured(case: Case, v: Variant, row: clockwork.Row, first_s: float, small: Case) -> Measured:
+    peak, resident = memory(case, v)
+    predicted = _prediction(case, v)
+    facts: dict[str, float | str] = {}
+    if predicted is not None:
+        facts = {"ms": predicted.seconds * 1e3, "binds": predicted.binds}
+    complete = replace(row, flops=_flops(case, v), peak_bytes=peak, prediction=facts)
+    return Measured(case.sizes, complete, first_s, resident, small.sizes)
+
+
+def _flops(case: Case, v: Variant) -> float | None:
+    """Of the products, as this variant runs them."""
+    if v.compilation is None:
+        return None
+    return module_cost(v.compilation.module, case.extents).dot_flops or None
+
+
+def _prediction(case: Case, v: Variant) -> Prediction | None:
+    if v.compilation is None:
+        return None
+    return predict(module_cost(v.compilation.module, case.extents), rates(v.compilation.target))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def memory(case: Case, v: Variant) -> tuple[int, int | None]:
+    """Peak bytes of one call beyond inputs and outputs, and what the process grew by beyond them."""
+    growth = measure(lambda: case.outputs(v.call))
+    own = case.output_bytes()
+    resident = None if growth.resident_bytes is None else max(0, growth.resident_bytes - own)
+    if v.compilation is not None:
+        return growth.scratch_bytes + threads_of(v.compilation.target) * task_bytes(v.compilation), resident
+    return max(0, _allocated(lambda: case.outputs(v.call)) - own), resident
+
+
+def _allocated(call: Callable[[], object]) -> int:
+    """The most that Python and NumPy hold during a call."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def median_ms(case: Case, chosen: Sequence[Variant]) -> dict[str, float]:
+    """Milliseconds a call of each variant, measured in turn, results unchecked."""
+    timed = [replace(t, bound=float("inf")) for t in _timed(case, chosen, 1)]
+    for v in timed:
+        v.call()  # compiles
+    rows = clockwork.compare(
+        case.words(), timed, (), rounds=FEWEST_ROUNDS, error=lambda result, reference: 0.0
+    )
+    return {r.variant: r.median_ms for r in rows}
+
+
+__all__ = [
+    "Benchmark",
+    "Case",
+    "Measured",
+    "Variant",
+    "WrongResult",
+    "median_ms",
+    "memory",
+    "run_case",
+    "variants",
+]

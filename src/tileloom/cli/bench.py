@@ -1,0 +1,61 @@
+"""Measure a kernel against its naive version, NumPy or any function: correct first, then time and memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from ..bench import Benchmark, Case, WrongResult, run_case, variants
+from ..render import bench_table, progress, say
+from .failures import CommandError, refusals, usage
+from .problems import add_compilation, add_inputs, add_kernel, announce, compiled, problems
+from .settings import parse_settings
+
+
+def configure(parser: ArgumentParser) -> None:
+    add_kernel(parser)
+    add_compilation(parser)
+    add_inputs(parser)
+    parser.add_argument(
+        "--vs",
+        default="naive,numpy",
+        metavar="LIST",
+        help="naive (fuse none), numpy, FILE.py:FUNCTION, with commas between them (naive,numpy)",
+    )
+    parser.add_argument("--json", metavar="F", help="record everything in a file; - for standard output")
+
+
+def run(arguments: Namespace) -> int:
+    against = [name for name in arguments.vs.split(",") if name]
+    found = list(problems(arguments))
+    announce(found[0], {n: 0 for s in parse_settings(arguments.settings) for n in s.names})
+    kernel = compiled(arguments, found[0].kernel)
+    if kernel.target == "interp" or kernel.machine.is_cuda:
+        raise usage(f"bench runs compiled code on this machine; the target is {kernel.target}")
+    result = Benchmark(kernel.name)
+    for p in found:
+        case = Case(p.graph, p.dtypes, p.extents, p.numbers, p.tensors(arguments.seed))
+        try:
+            with refusals(), progress(case.words()) as tell:
+                result.rows += run_case(case, variants(kernel, kernel.naive, case, against), tell)
+        except WrongResult as reason:
+            raise CommandError(f"wrong result, nothing is timed: {reason}") from None
+    if arguments.json != "-":
+        say(bench_table(result.rows))
+    if arguments.json:
+        _record(result, arguments.json)
+    return 0
+
+
+def _record(result: Benchmark, where: str) -> None:
+    text = json.dumps(result.as_json(sys.argv), indent=2)
+    if where == "-":
+        print(text)
+        return
+    try:
+        Path(where).write_text(text + "\n", encoding="utf-8")
+    except OSError as reason:
+        raise CommandError(f"cannot write {where}: {reason.strerror}") from None
+    print(f"recorded in {where}", file=sys.stderr)
