@@ -125,9 +125,8 @@ def check(kernel: tl.CompiledKernel) -> bool:
     cells = ((str(m), str(n), f"{o:.1e}", f"{lse:.1e}") for m, n, o, lse in rows)
     console.print(table(("M", "N", "largest error of o", "of lse"), cells, left=0))
     good = all(error <= TOLERANCE for *_, o, lse in rows for error in (o, lse))
-    say(
-        f"allowed {TOLERANCE:.0e}: {'ok' if good else 'WRONG'}. The same code ran all sizes; in the last, 33 rows see no key."
-    )
+    say(f"allowed {TOLERANCE:.0e}: {'ok' if good else 'WRONG'}")
+    say("The same code ran all sizes; in the last, 33 rows see no key and are 0.")
     return good
 
 
