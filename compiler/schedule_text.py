@@ -14,7 +14,7 @@ means one index at a time. `o.b` is the axis b of the launch that stores o, wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import get_args
 
 from ..dsl.diagnostics import refuse
@@ -132,7 +132,7 @@ class _ScheduleReader(Reader[Expr]):
         )
 
 
-def check_names(s: Schedule, axes: Iterable[str], launches: Iterable[str]) -> None:
+def check_names(s: Schedule, axes: Collection[str], launches: Collection[str]) -> None:
     """Refuse tile sizes of axes or launches that a kernel does not have. Raises `TileError`, code E0610."""
     known = {*axes, *(f"{launch}.{a}" for launch in launches for a in axes)}
     for axis, _ in s.tiles:

@@ -15,6 +15,7 @@ from . import __version__
 
 COMMANDS = {
     "check": "report everything that is wrong in a file",
+    "fmt": "write a file in the canonical layout",
     "run": "run a kernel and compare it with the interpreter in float64",
     "show": "print a stage of a kernel's compilation",
     "explain": "say what the compiler derived and decided, and why",

@@ -15,8 +15,8 @@ from .compiler.tensor_ir import Graph, Reduce, walk
 from .dsl.types import DType
 
 EPSILON = {DType.F64: 2.0**-52, DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
-SAFETY = 16
-DERIVATION = "16 · (eps of the output's type + eps of f32 arithmetic · sqrt(longest sum)) · (largest magnitude there + 1)"
+SAFETY = 4
+DERIVATION = "4 · (eps of the output's type + eps of f32 arithmetic · sqrt(longest sum)) · (largest magnitude there + 1)"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def read(path: str | Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: np.asarray(file[name]) for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError) as reason:
-        raise ValueError(
-            f"cannot read arrays from {path}: {reason}; an .npz file is needed (numpy.savez)"
-        ) from None
+    except OSError as reason:
+        raise ValueError(f"cannot read {path}: {reason.strerror or reason}") from None
+    except (ValueError, EOFError, AttributeError, zipfile.BadZipFile):
+        raise ValueError(f"{path} is no .npz file of plain arrays, as numpy.savez writes them") from None

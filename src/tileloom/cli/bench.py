@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..bench import Benchmark, Case, WrongResult, run_case, variants
 from ..render import bench_table, progress, say
-from .failures import CommandError, refusals, usage
+from .failures import USAGE, CommandError, refusals, usage
 from .problems import add_compilation, add_inputs, add_kernel, announce, compiled, problems
 from .settings import parse_settings
 
@@ -37,9 +37,11 @@ def run(arguments: Namespace) -> int:
     result = Benchmark(kernel.name)
     for p in found:
         case = Case(p.graph, p.dtypes, p.extents, p.numbers, p.tensors(arguments.seed))
+        with refusals(USAGE):
+            chosen = variants(kernel, kernel.naive, case, against)
         try:
             with refusals(), progress(case.words()) as tell:
-                result.rows += run_case(case, variants(kernel, kernel.naive, case, against), tell)
+                result.rows += run_case(case, chosen, tell)
         except WrongResult as reason:
             raise CommandError(f"wrong result, nothing is timed: {reason}") from None
     if arguments.json != "-":

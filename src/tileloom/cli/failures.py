@@ -27,12 +27,12 @@ def usage(message: str) -> CommandError:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Around a call of a kernel: what it refuses about its arguments is the user's to read."""
+def refusals(code: int = FAILED) -> Iterator[None]:
+    """Around a call of the Python interface: what it refuses about its arguments is the user's to read."""
     try:
         yield
     except (ValueError, TypeError) as reason:
-        raise CommandError(str(reason)) from reason
+        raise CommandError(str(reason), code) from reason
 
 
 def reported(run: Callable[[Namespace], int], arguments: Namespace) -> int:

@@ -20,7 +20,7 @@ from ..dsl.suggest import did_you_mean
 from ..dsl.syntax import Program, ProgramKernel
 from ..dsl.types import DType
 from ..inputs import made, read
-from .failures import CommandError, refusals, usage
+from .failures import USAGE, CommandError, refusals, usage
 from .kernels import read_kernel
 from .settings import HELP, Value, parse_settings, points, single
 
@@ -201,7 +201,7 @@ def _scalar(graph: Graph, name: str, numbers: Mapping[str, Value]) -> Scalar:
 
 def compiled(arguments: Namespace, kernel: ProgramKernel, fuse: Fuse | None = None) -> CompiledKernel:
     """The kernel compiled as the options say; `fuse` overrides theirs, and then no schedule is taken."""
-    with refusals():
+    with refusals(USAGE):
         return compile(
             kernel,
             target=arguments.target,
