@@ -283,6 +283,21 @@ def test_reductions_of_floats_propagate_nan() -> None:
     assert got["argmax_"][5] == 0
 
 
+def test_a_total_is_complete_before_its_terms_are_changed() -> None:
+    text = """module t { tile t(x: f32[N], y: out f32[N]) { extents N static N = 50 whole n = N
+        for parallel {
+            a: f32[n] = exp(load x[n])
+            b: f32[n] = a / sum[n](a)
+            c: f32[n] = b - max[n](b) * a
+            store y[n] = b + c
+        } } }"""
+    x = normal(50)
+    a = np.exp(x.astype(np.float64))
+    b = a / a.sum()
+    close(both(text, {"x": x})["y"].astype(np.float64), 2 * b - b.max() * a, 1e-5)
+    assert cpu.generate(module_of(text)).count("sum_of(a, N)") == 1
+
+
 def test_reductions_of_integers() -> None:
     x = RNG.integers(-3, 4, (19, 37), np.int8)
     got = both(reductions("i8", "i32", "0i32"), {"x": x})

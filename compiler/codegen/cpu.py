@@ -221,7 +221,7 @@ def generate(module: TileModule, target: Target | None = None) -> str:
     if "run_tasks" in used:
         head.append(f"from {THREADS} import run_tasks")
     head += ["", *(f"{name} = {value}" for (_, value), name in constants.items() if name in used)]
-    return "\n".join([*head, *body, ""])
+    return "\n".join([*head, *(body if head[-1] else body[1:]), ""])
 
 
 def workspace(module: TileModule) -> dict[str, tuple[tuple[Buffer, ...], ...]]:
@@ -335,6 +335,7 @@ class _Task:
         self.before = before
         self.parallel, self.serial = _parallel(grid, self.tainted)
         self.in_python = False
+        self._last_nest: tuple[tuple[str, ...], int, int] | None = None
         self._written: Function | None = None
         for w in self.program.whole:
             lane = self.names.new(w.name)
@@ -426,6 +427,8 @@ class _Task:
 
     def _end(self, a: LoopAxis) -> Code:
         extent = self.scalar(a.extent)
+        if isinstance(a.hi, Apply) and a.hi.op == "min" and a.extent in a.hi.args:
+            return self.scalar(a.hi)
         return extent if a.hi is None else Code(f"min({self.scalar(a.hi).text}, {extent.text})", DType.I64)
 
     def _tiles(self, a: LoopAxis) -> Code:
@@ -515,7 +518,7 @@ class _Task:
     def _let(self, s: Let) -> None:
         value = s.value if self.types.of(s.value).dtype is s.type.dtype else Cast(s.type.dtype, s.value)
         if s.name in self.inlined:
-            self.places[s.name] = Inline(value)
+            self.places[s.name] = Inline(self._expand(value))
             return
         value = self._expand(value)
         if not s.type.axes:
@@ -611,7 +614,7 @@ class _Task:
         if isinstance(place, Variable):
             self.line(f"{place.name} = {self._convert(self.value(u.base), place.dtype).text}")
             return
-        self._elementwise(place, u.base, u.name)
+        self._elementwise(place, u.base)
         for p in u.products:
             self._multiply(replace(p, c=place))
 
@@ -642,7 +645,7 @@ class _Task:
             if isinstance(x, Name):
                 place = self.places.get(x.name)
                 if isinstance(place, Inline):
-                    return self._expand(place.value)
+                    return place.value
             return None
 
         return transform(e, rule)
@@ -652,7 +655,7 @@ class _Task:
         base, products = self._split(place, value)
         ready = [self._operands(place, p, set()) for p in products]
         base = self._prepare(base if products else self._dot_in_place(place, base, hint), hint, place.axes)
-        self._elementwise(place, base, hint)
+        self._elementwise(place, base)
         for p in ready:
             self._multiply(p)
 
@@ -667,14 +670,19 @@ class _Task:
         name = self._bound(place.name, TileType(place.dtype, place.axes), place)
         return transform(value, lambda x: name if x is found else None)
 
-    def _elementwise(self, place: Buffer, value: Expr, hint: str) -> None:
+    def _elementwise(self, place: Buffer, value: Expr) -> None:
+        """Lines that set each lane of a buffer; a row joins the loop that ends just above if it runs over the same axis."""
         if isinstance(value, Name) and self.places.get(value.name) == place:
             return
         depth = self.depth
-        self._nest(place.axes)
+        if self._last_nest == (place.axes, depth, len(self.lines)):
+            self.depth += 1
+        else:
+            self._nest(place.axes)
         lanes = ", ".join(self.axes[a].lane for a in place.axes)
         self.line(f"{place.name}[{lanes}] = {self._convert(self.value(value), place.dtype).text}")
         self.depth = depth
+        self._last_nest = (place.axes, depth, len(self.lines)) if len(place.axes) == 1 else None
 
     def _prepare(self, e: Expr, hint: str, nest: tuple[str, ...]) -> Expr:
         """Compute the products and reductions inside `e`, leaving an expression that a nest over `nest` can evaluate."""
@@ -762,7 +770,7 @@ class _Task:
         hint = f"{value.tensor}_tile" if isinstance(value, Load) else f"{c.name}_operand"
         value = self._prepare(value, hint, axes)
         made = self._buffer(hint, c.dtype, axes)
-        self._elementwise(made, value, hint)
+        self._elementwise(made, value)
         return made
 
     def _multiply(self, p: _Product) -> None:
@@ -802,10 +810,14 @@ class _Task:
             place = self._rows(arg, (*type_.axes, *over), f"{hint}_{r.fn}", held(self.types.of(arg).dtype))
             name = self._bound(place.name, TileType(place.dtype, place.axes), place)
             rows = Reduce(r.fn, r.over, name)
-            if frozenset(type_.axes) == nest or not type_.axes:
+            if frozenset(type_.axes) == nest:
                 return rows
+            if not type_.axes:
+                total = self._variable(f"{hint}_{r.fn}", type_.dtype)
+                self.line(f"{total.name} = {self.value(rows).text}")
+                return self._bound(total.name, type_, total)
             result = self._buffer(f"{hint}_{r.fn}", type_.dtype, type_.axes)
-            self._elementwise(result, rows, hint)
+            self._elementwise(result, rows)
             return self._bound(result.name, type_, result)
         return self._fold(replace(r, arg=self._prepare(arg, hint, (*type_.axes, *over))), type_, hint)
 

@@ -257,12 +257,12 @@ def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], type
 
 
 def _is_plain_read(e: Expr) -> bool:
-    match e:
-        case Load(subscripts=ix):
-            return not any(isinstance(x, Load | Name) for i in ix for x in subexpressions(i))
-        case Cast(arg=a):
-            return _is_plain_read(a)
-    return False
+    """A read whose place no tensor decides, converted or not."""
+    while isinstance(e, Cast):
+        e = e.arg
+    return isinstance(e, Load) and not any(
+        isinstance(x, Load | Name) for i in e.subscripts for x in subexpressions(i)
+    )
 
 
 def data_dependent(program: TileProgram) -> frozenset[str]:
