@@ -16,7 +16,8 @@ from . import tile_ir as tile
 from .cascade import Cascade, State
 from .codegen import cpu
 from .evaluate import evaluate
-from .passes.algebra import Formula, guarded_state
+from .passes.guards import guarded_state
+from .passes.lower import with_scaled
 from .passes.fuse import LedgerEntry
 from .pipeline import Compilation
 from .remarks import Remark
@@ -226,18 +227,17 @@ def where(span: Span | None) -> Where | None:
 
 def _passes(c: Compilation) -> Iterator[PassFacts]:
     for region, found, program in zip(c.regions, c.cascades, c.module.programs, strict=True):
-        for cascade, loop in zip(found, _loops(program, len(found)), strict=True):
+        for cascade in found:
+            loop = _loop(program, cascade)
             names = _tile_names(cascade, loop)
-            states = tuple(_state(s, cascade, names, dict(region.hints)) for s in cascade.states)
+            states = tuple(_state(s, cascade, names, with_scaled(dict(region.hints))) for s in cascade.states)
             yield PassFacts(region.name, cascade.bound, states, print_statement(loop))
 
 
-def _loops(program: TileProgram, count: int) -> list[For]:
-    """The loops of a program that carry states, one for each cascade, in the order lower makes them."""
-    loops = [s for s in statements(program.body) if isinstance(s, For) and s.carries and s.span is not None]
-    if len(loops) != count:
-        raise AssertionError(f"{program.name} has {len(loops)} loops with states for {count} cascades")
-    return loops
+def _loop(program: TileProgram, cascade: Cascade) -> For:
+    """The loop that leaves the cascade's states."""
+    loops = (s for s in statements(program.body) if isinstance(s, For))
+    return next(s for s in loops if tuple(c.name for c in s.carries) == cascade.carries)
 
 
 def _tile_names(cascade: Cascade, loop: For) -> dict[str, str]:
@@ -253,7 +253,7 @@ def _state(s: State, cascade: Cascade, names: Mapping[str, str], hints: Mapping[
         upstream=tuple(names[u] for u in s.upstream),
         g=words.spell(s.g),
         h=words.rename(s.h_text),
-        repair=words.spell(s.repair) if s.repair is not None else "",
+        repair=words.spell(s.repair) if s.repair is not None else words.rename(s.repair_text),
         step=words.step(s),
         obligations=tuple(
             ObligationFacts(o.name, words.rename(o.formula), o.status, o.how) for o in s.obligations
@@ -281,11 +281,7 @@ class _Words:
     def _symbols(self, s: State) -> dict[str, str]:
         """What the symbols of derive's formulas stand for: r_x is the state x, c_0 and k_0 parts of the contribution."""
         found = {f"r_{state}": name for state, name in self.names.items()}
-        if s.upstream:
-            states: dict[Node, str] = {n: n.name for n in walk([s.g]) if isinstance(n, Carried)}
-            formula = Formula(s.g, states, frozenset(s.reduction.bound))
-            found |= {str(symbol): self.spell(n) for n, symbol in formula.opaque.items()}
-        return found
+        return found | {symbol: self.spell(n) for symbol, n in s.symbols if symbol not in found}
 
     def spell(self, node: Node) -> str:
         guards = {n: g for n in walk([node]) if isinstance(g := guarded_state(n), Carried)}
@@ -299,7 +295,7 @@ class _Words:
             known = self.symbols.get(found[0], found[0])
             return known if re.fullmatch(r"\w+(\[[^\[\]]*\])?", known) else f"({known})"
 
-        return re.sub(r"\b[rck]_\w+", name, text)
+        return re.sub(r"\b[rcku]_\w+", name, text)
 
     def such(self, s: State) -> str:
         return f" | {self.spell(s.predicate)}" if s.predicate is not None else ""
@@ -307,10 +303,8 @@ class _Words:
     def step(self, s: State) -> str:
         name, r = self.names[s.name], s.reduction
         part = f"{r.fn}[{', '.join(r.bound)}]({self.spell(s.g)})"
-        repair = self.spell(s.repair) if s.repair is not None else ""
-        if r.fn == "sum":
-            return f"{name}' = {name} * {repair} + {part}" if repair else f"{name}' = {name} + {part}"
-        return f"{name}' = {r.fn}({f'{name} + {repair}' if repair else name}, {part})"
+        old = self.spell(s.moved) if s.moved is not None else name
+        return f"{name}' = {old} + {part}" if r.fn == "sum" else f"{name}' = {r.fn}({old}, {part})"
 
 
 # ---------------------------------------------------------------- guards, shown by numbers

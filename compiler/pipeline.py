@@ -84,7 +84,7 @@ def compile_kernel(
     plain = schedule or Schedule(
         kernel.kernel.name.name, kernel.kernel.name.name, target.name, options.fuse, options.keep
     )
-    fused, ledger = fuse(graph, plain, target, sizes, remarks)
+    fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, fused)
     source = simt.generate(fused.module, target) if isinstance(target, CudaTarget) else cpu.generate(fused.module)

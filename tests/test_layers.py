@@ -19,7 +19,7 @@ ALLOWED: tuple[tuple[str, frozenset[str]], ...] = (
     ("dsl/parse*", frozenset({"tileloom.dsl", "lark"})),
     ("dsl/*", frozenset({"tileloom.dsl"})),
     ("compiler/interpreter*", frozenset({"tileloom.dsl", "tileloom.compiler", "numpy", "ml_dtypes"})),
-    ("compiler/passes/derive*", frozenset({"tileloom.dsl", "tileloom.compiler", "numpy", "sympy", "mpmath"})),
+    ("compiler/passes/repairs*", frozenset({"tileloom.dsl", "tileloom.compiler", "numpy", "sympy"})),
     ("compiler/*", frozenset({"tileloom.dsl", "tileloom.compiler", "sympy", "mpmath"})),
     (
         "runtime/*",

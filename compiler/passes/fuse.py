@@ -32,6 +32,7 @@ from ..tensor_ir import (
     walk,
 )
 from .canonicalize import simplify
+from .derive import PLAIN, Rules, rules_of
 from .lower import lower
 from .normalize import normalize
 from .schedule import axis_plan
@@ -78,17 +79,25 @@ class Ledger:
 
 
 def fuse(
-    graph: Graph, schedule: Schedule, target: Target, sizes: Mapping[str, int], remarks: Remarks
+    graph: Graph,
+    schedule: Schedule,
+    target: Target,
+    sizes: Mapping[str, int],
+    remarks: Remarks,
+    named: tuple[str, ...] = (),
 ) -> tuple[Fused, Ledger]:
     """The grouping that the schedule asks for, or the one with the least predicted time at `sizes`.
 
-    Raises `TileError` where `keep` names no intermediate.
+    `named` are the inexact rules switched on. Raises `TileError` where `keep` names no intermediate.
     """
-    return _Search(graph, schedule, target, sizes).run(remarks)
+    return _Search(graph, schedule, target, sizes, rules_of(graph, named)).run(remarks)
 
 
 class _Search:
-    def __init__(self, graph: Graph, schedule: Schedule, target: Target, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, graph: Graph, schedule: Schedule, target: Target, sizes: Mapping[str, int], rules: Rules
+    ) -> None:
+        self.rules = rules
         self.graph, self.schedule, self.target, self.sizes = graph, schedule, target, sizes
         self.outputs = frozenset(
             d.name for d in graph.definitions if d.name in graph.outputs or d.target is not None
@@ -111,7 +120,7 @@ class _Search:
         else:
             best = self.search(forced)
         # once more, now with the remarks of the passes it goes through
-        chosen = build(self.graph, best.stored, self.schedule, self.target, self.sizes, remarks)
+        chosen = build(self.graph, best.stored, self.schedule, self.target, self.sizes, remarks, self.rules)
         entries = tuple(self.entry(n, chosen, forced) for n in self.names)
         for e in entries:
             _remark(e, remarks)
@@ -120,7 +129,7 @@ class _Search:
     def grouping(self, kept: frozenset[str]) -> Fused:
         if kept not in self.tried:
             self.tried[kept] = build(
-                self.graph, kept | self.outputs, self.schedule, self.target, self.sizes, Remarks()
+                self.graph, kept | self.outputs, self.schedule, self.target, self.sizes, Remarks(), self.rules
             )
         return self.tried[kept]
 
@@ -199,15 +208,16 @@ def build(
     target: Target,
     sizes: Mapping[str, int],
     remarks: Remarks,
+    rules: Rules = PLAIN,
 ) -> Fused:
     """Inline what is not stored, group what is into regions, plan and lower each."""
-    graph, parts = regions(graph, stored, schedule.fuse != "none", remarks)
+    graph, parts = regions(graph, stored, schedule.fuse != "none", remarks, rules)
     plans = tuple(axis_plan(graph, r, schedule, target, sizes, remarks) for r in parts)
     programs: list[tile.TileProgram] = []
     cascades: list[tuple[Cascade, ...]] = []
     for r, p in zip(parts, plans, strict=True):
         needed = {x.name for a in p.whole for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
-        program, found = lower(graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks)
+        program, found = lower(graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks, rules)
         name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
         programs.append(with_fields(program, name=name))
         cascades.append(found)
@@ -226,7 +236,7 @@ def _scratch(graph: Graph, programs: list[tile.TileProgram]) -> tuple[tile.Param
 
 
 def regions(
-    graph: Graph, stored: frozenset[str], merge: bool, remarks: Remarks
+    graph: Graph, stored: frozenset[str], merge: bool, remarks: Remarks, rules: Rules = PLAIN
 ) -> tuple[Graph, tuple[Region, ...]]:
     """The launches of a grouping, in an order that respects what they read, and the graph with the axes they use.
 
@@ -242,7 +252,7 @@ def regions(
         *(n for n, _ in named),
     ]  # changed at once, so that names follow their nodes
     graph = with_fields(graph, axes=inliner.axes)
-    values = normalize(simplify(together, graph.axes), graph.axes, remarks)
+    values = normalize(simplify(together, graph.axes), graph.axes, remarks, rules)
     values = simplify(shield(values, graph), graph.axes)
     roots = [with_fields(d, value=v) for d, v in zip(expanded, values[: len(expanded)], strict=True)]
     hints = tuple(zip(values[len(expanded) :], (name for _, name in named), strict=True))

@@ -9,29 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
 
 from ...dsl.source import Span
 from ...dsl.types import DType
 from .. import tensor_ir as t
 from .. import tile_ir as tile
-from ..cascade import Cascade, State
+from ..cascade import COMBINE, IDENTITY, Cascade, State, identity, typed
 from ..region import AxisPlan, Region, conjuncts, contraction, factors
 from ..remarks import Remarks
 from ..tensor_ir import Axes, Graph, Node
 from ..tile_ir import Expr
-from .algebra import guarded_state
-from .derive import derive
+from .derive import PLAIN, Rules, derive
+from .guards import harmed, reader
 from .loop_domain import loop_domain
-
-IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "max": -math.inf, "min": math.inf}
-COMBINE = {"sum": "add", "prod": "mul", "any": "or", "all": "and", "max": "max", "min": "min"}
 
 
 def lower(
-    graph: Graph, region: Region, plan: AxisPlan, statics: dict[str, int], remarks: Remarks
+    graph: Graph,
+    region: Region,
+    plan: AxisPlan,
+    statics: dict[str, int],
+    remarks: Remarks,
+    rules: Rules = PLAIN,
 ) -> tuple[tile.TileProgram, tuple[Cascade, ...]]:
-    """The tile program of one region, and the cascades its loops run."""
-    return _Lowering(graph, region, plan, statics, remarks).program()
+    """The tile program of one region, and the cascades its loops run. `rules` are what derive may take as given."""
+    return _Lowering(graph, region, plan, statics, remarks, rules).program()
 
 
 @dataclass
@@ -66,21 +69,28 @@ class _Partial:
 
 class _Lowering:
     def __init__(
-        self, graph: Graph, region: Region, plan: AxisPlan, statics: dict[str, int], remarks: Remarks
+        self,
+        graph: Graph,
+        region: Region,
+        plan: AxisPlan,
+        statics: dict[str, int],
+        remarks: Remarks,
+        rules: Rules,
     ) -> None:
         self.graph, self.region, self.plan, self.statics, self.remarks = graph, region, plan, statics, remarks
-        self.hints = dict(region.hints)
+        self.hints = with_scaled(dict(region.hints))
         self.order = {a: i for i, a in enumerate(graph.axes)}
         stored = {n.tensor for n in t.walk(region.values) if isinstance(n, t.Read)} | {
             d.name for d in region.roots
         }
         self.taken = {*graph.axes, *graph.extents, *graph.scalars, *graph.tensors, *stored}
         self.cascades: list[Cascade] = []
+        self.rules = with_fields(rules, extents=tuple(graph.axes.items()))
         self.state_sets: dict[Node, frozenset[Node]] = {}
 
     # ------------------------------------------------------------ the program
 
-    def program(self) -> tile.TileProgram:
+    def program(self) -> tuple[tile.TileProgram, tuple[Cascade, ...]]:
         top = _Frame(None, frozenset(self.plan.whole))
         inside = _Frame(top, frozenset(self.plan.grid) | frozenset(self.plan.whole))
         self.roots(inside)
@@ -167,7 +177,7 @@ class _Lowering:
         ]
         while pending:
             group = _one_pass(pending)
-            cascade, _ = derive(group, self.remarks)  # a refused reduction stays pending, for a later loop
+            cascade, _ = derive(group, self.remarks, self.rules)  # a refused reduction stays pending, for a later loop
             self.cascade(frame, cascade)
             done = {s.reduction for s in cascade.states}
             pending = [n for n in pending if n not in done]
@@ -177,8 +187,8 @@ class _Lowering:
 
     def cascade(self, frame: _Frame, c: Cascade) -> None:
         """One loop nest over the cascade's index set; its states are named values afterwards."""
-        self.cascades.append(c)
         names = {s.name: self.state_name(s) for s in c.states}
+        self.cascades.append(with_fields(c, carries=tuple(names.values())))
         loops = [a for a in c.bound if a not in self.plan.whole]
         self.cascade_loop(frame, c, names, loops)
         for s in c.states:
@@ -219,7 +229,7 @@ class _Lowering:
         )
 
     def carry(self, s: State, name: str) -> tile.Carry:
-        return tile.Carry(name, self.type_of(s.reduction), tile.Fill(identity(s.reduction)))
+        return tile.Carry(name, self.type_of(s.reduction), tile.Fill(start(s.reduction)))
 
     def edge(self, frame: _Frame, bounds: list[Node], fn: str, axis: str) -> Expr | None:
         """A loop bound for the whole tile: the least lower or greatest upper bound of its lanes, kept in the axis."""
@@ -238,55 +248,52 @@ class _Lowering:
     # ------------------------------------------------------------ one step of a cascade
 
     def steps(self, body: _Frame, c: Cascade, names: dict[str, str]) -> tuple[Expr, ...]:
-        """The recurrence: for each state, repair the old value and combine it with this tile's part."""
-        guards = Guards(c)
-        body.states = frozenset({*guards.old.values(), *guards.new.values()})
-        parts = {s.name: self.state_part(s, guards) for s in c.states}
-        repairs = {s.name: guards.repair(s) for s in c.states if s.repair is not None}
+        """The recurrence: for each state, mend the old value and combine it with this tile's part."""
+        body.states = frozenset(x for s in c.states for x in (s.old, s.new))
+        parts = {s.name: self.state_part(s) for s in c.states}
         for s in c.states:
-            body.memo[guards.old[s.name]] = tile.Name(names[s.name])
-        self.hints |= self.names_inside(c, guards, names)
+            body.memo[s.old] = tile.Name(names[s.name])
+        self.hints |= self.names_inside(c, names)
         operands = [x for p in parts.values() for x in p.operands]
         self.realise(body, operands)
-        self.count_uses(body, [*operands, *repairs.values()])
+        self.count_uses(body, [*operands, *(s.moved for s in c.states if s.moved is not None)])
         read = {u for s in c.states for u in s.upstream}
         yields: list[Expr] = []
         for s in c.states:
-            value = self.update(body, s, names[s.name], parts[s.name], repairs.get(s.name))
+            value = self.update(body, s, names[s.name], parts[s.name])
             if s.name in read:
                 value = self.let(
                     body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.reduction.span
                 )
-            body.memo[guards.new[s.name]] = value
+            body.memo[s.new] = value
             yields.append(value)
         return tuple(yields)
 
-    def names_inside(self, c: Cascade, guards: Guards, names: dict[str, str]) -> dict[Node, str]:
+    def names_inside(self, c: Cascade, names: dict[str, str]) -> dict[Node, str]:
         """The text's names for what is computed in the loop, where reductions are read as running states."""
-        found: dict[Node, str] = {
-            guards.safe_new[guards.new[s.name]]: f"{names[s.name]}_safe" for s in c.states
-        }
+        joined: dict[Node, str] = {s.reduction: s.name for s in c.states}
+        found: dict[Node, str] = {reader(joined, "new")(r): f"{names[n]}_safe" for r, n in joined.items()}
         for s in c.states:
             if s.absorbs in self.hints and s.predicate is not None:
                 found[hidden(s)] = f"{self.hints[s.absorbs]}_masked"
+            read = reader(joined, "new", True, harmed(s.reduction.body))
             for n in t.walk([s.reduction.body]) if s.upstream else ():
-                if n in self.hints and n not in guards.reductions:
-                    found[guards.read(n, s)] = self.hints[n]
+                if n in self.hints and n not in joined:
+                    found[shown(s, read(n))] = self.hints[n]
             if s.repair is not None:
-                found[guards.repair(s)] = f"{names[s.upstream[0]]}_repair"
+                found[s.repair] = f"{names[s.upstream[0]]}_repair"
         return {n: name for n, name in found.items() if n not in self.hints}
 
-    def update(self, body: _Frame, s: State, name: str, part: _Partial, repair: Node | None) -> Expr:
-        old: Expr = tile.Name(name)
-        if repair is not None:
-            old = tile.Apply("mul" if s.reduction.fn == "sum" else "add", (old, self.expr(body, repair)))
+    def update(self, body: _Frame, s: State, name: str, part: _Partial) -> Expr:
+        old: Expr = tile.Name(name) if s.moved is None else self.expr(body, s.moved)
         return tile.Apply(COMBINE[s.reduction.fn], (old, self.emit_partial(body, part)))
 
-    def state_part(self, s: State, guards: Guards) -> _Partial:
+    def state_part(self, s: State) -> _Partial:
         predicates = conjuncts(s.predicate)
         if s.absorbs is None:
-            return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s), predicates)
-        return self.partial(s.reduction.fn, s.reduction.bound, guards.g(s), [], predicates, hidden(s))
+            return self.partial(s.reduction.fn, s.reduction.bound, s.g, predicates)
+        g = shown(s, s.g)
+        return self.partial(s.reduction.fn, s.reduction.bound, g, [], predicates, hidden(s))
 
     def partial(
         self,
@@ -482,41 +489,14 @@ class _Lowering:
         return name
 
 
-class Guards:
-    """How states are read inside the loop, so that an empty one does no harm.
-
-    A maximum that is still -inf is read as 0: every term it enters is then exp(-inf - 0) = 0, and only the new maximum
-    needs it (exp(old - safe(new)) is 0 for an empty old state). A sum that is still 0 is read as 1. A finite stand-in in
-    place of -inf would be wrong: it swallows rows of finite scores below it (faults X001).
-    """
-
-    def __init__(self, c: Cascade) -> None:
-        self.reductions: dict[Node, str] = {s.reduction: s.name for s in c.states}
-        self.old = {s.name: _ref(s, "old") for s in c.states}
-        self.new = {s.name: _ref(s, "new") for s in c.states}
-        self.safe_old = {self.old[s.name]: _safe(s, self.old[s.name]) for s in c.states}
-        self.safe_new = {self.new[s.name]: _safe(s, self.new[s.name]) for s in c.states}
-
-    def g(self, s: State) -> Node:
-        """The contribution over the safe new states, with the predicate on the absorbing subexpression."""
-        return self.read(s.reduction.body, s) if s.upstream else s.reduction.body
-
-    def read(self, n: Node, s: State) -> Node:
-        """n with reductions of this pass read as safe new states."""
-        absorbed = {s.absorbs: hidden(s)} if s.absorbs is not None else {}
-
-        def rule(x: Node) -> Node | None:
-            if x in absorbed:
-                return absorbed[x]
-            name = self.reductions.get(guarded_state(x) or x)
-            return None if name is None else self.safe_new[self.new[name]]
-
-        return t.replace([n], rule)[0]
-
-    def repair(self, s: State) -> Node:
-        table = {**self.safe_new, **(self.safe_old if s.guard_old else {})}
-        assert s.repair is not None
-        return t.replace([s.repair], table.get)[0]
+def with_scaled(hints: dict[Node, str]) -> dict[Node, str]:
+    """A statement k·x whose factor left it: x is called after it."""
+    raw = {}
+    for n, name in hints.items():
+        match n:
+            case t.Apply(op="mul", operands=(k, x)) if not k.axes and isinstance(x, t.Reduce | t.Apply):
+                raw[x] = f"{name}_unscaled"
+    return raw | hints
 
 
 def hidden(s: State) -> Node:
@@ -525,8 +505,9 @@ def hidden(s: State) -> Node:
     return masked(conjuncts(s.predicate), s.absorbs, -math.inf)
 
 
-def _ref(s: State, moment: t.Moment) -> Node:
-    return t.carried(s.name, moment, s.reduction.axes, s.reduction.dtype)
+def shown(s: State, n: Node) -> Node:
+    """n with the predicate on the absorbing subexpression."""
+    return n if s.absorbs is None else t.substitute(n, {s.absorbs: hidden(s)})
 
 
 def product(parts: list[Node]) -> Node:
@@ -538,37 +519,14 @@ def product(parts: list[Node]) -> Node:
 
 def masked(predicates: list[Node], x: Node, other: float) -> Node:
     """x where all predicates hold, `other` elsewhere."""
-    fill = t.const(_typed(other, x.dtype), x.dtype)
+    fill = t.const(typed(other, x.dtype), x.dtype)
     for p in predicates:
         x = t.apply("where", p, x, fill)
     return x
 
 
-def identity(r: t.Reduce) -> tile.Const:
-    """What a reduction starts from; an integer maximum starts at the lowest value of its type."""
-    return tile.Const(_typed(IDENTITY[r.fn], r.dtype), r.dtype)
-
-
-def _typed(value: float, dtype: DType) -> int | float | bool:
-    if dtype.is_float:
-        return float(value)
-    if dtype is DType.BOOL:
-        return bool(value)
-    if math.isinf(value):
-        low = -(1 << dtype.bits - 1)
-        return low if value < 0 else -low - 1
-    return int(value)
-
-
-def _safe(s: State, ref: Node) -> Node:
-    """The state read so that an empty one does no harm: 0 for an infinite extremum, 1 for a zero sum."""
-    if s.reduction.dtype.is_float and s.reduction.fn in ("max", "min"):
-        empty = t.const(IDENTITY[s.reduction.fn], ref.dtype)
-        return t.apply("where", t.apply("eq", ref, empty), t.const(0.0, ref.dtype), ref)
-    if s.reduction.dtype.is_float and s.reduction.fn == "sum":
-        zero = t.const(0.0, ref.dtype)
-        return t.apply("where", t.apply("eq", ref, zero), t.const(1.0, ref.dtype), ref)
-    return ref
+def start(r: t.Reduce) -> tile.Const:
+    return tile.Const(identity(r), r.dtype)
 
 
 def _one_pass(pending: list[t.Reduce]) -> list[t.Reduce]:

@@ -3,9 +3,13 @@ lower. Equal over the reals, not bit for bit: each use is a remark, and `fuse no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace as replace_fields
 
 from ...dsl.types import DType
+from ..cascade import typed
+from ..region import contraction
 from ..remarks import Remarks
 from ..tensor_ir import (
     Apply,
@@ -15,34 +19,106 @@ from ..tensor_ir import (
     apply,
     const,
     index,
+    positive,
     rebuild,
     reduce,
     rename_axes,
     replace,
     rewrite,
+    walk,
 )
+from .derive import PLAIN, Rules, joins
+from .guards import guarded_state
 
 
-def normalize(roots: list[Node], axes: Mapping[str, Node], remarks: Remarks) -> list[Node]:
-    """Move factors and selects out of sums, wherever they are free of the summed set. `axes` gives the extents."""
+def normalize(
+    roots: list[Node], axes: Mapping[str, Node], remarks: Remarks, rules: Rules = PLAIN
+) -> list[Node]:
+    """Move factors and selects out of reductions, wherever they are free of the reduced set, and split sums where that
+    makes one pass or a contraction of them. `axes` gives the extents."""
+    order = {a: i for i, a in enumerate(axes)}
+    rules = replace_fields(rules, extents=tuple(axes.items()))
 
     def rule(n: Node) -> Node:
         if isinstance(n, Reduce):
-            n = by_position(aligned(n, axes))
-        if not isinstance(n, Reduce) or n.fn != "sum":
-            return n
-        out = _hoist(n)
-        if out is not n:
-            remarks.add(
-                "applied",
-                "normalize",
-                "factor-moved-out",
-                "a factor free of the summed index leaves the sum",
-                n.span,
-            )
-        return out
+            n = by_position(aligned(_in_order(n, order), axes))
+        scaled = lift_scale(n, rules.facts)
+        if scaled is not n:
+            remarks.add("applied", "normalize", "scale-moved-out", SCALE, n.span)
+        if not isinstance(scaled, Reduce) or scaled.fn != "sum":
+            return scaled
+        out = _hoist(scaled)
+        if out is not scaled:
+            remarks.add("applied", "normalize", "factor-moved-out", FACTOR, n.span)
+        return (
+            rewrite([out], lambda x: _split_where_useful(x, rules, remarks))[0]
+            if out is not scaled
+            else (_split_where_useful(out, rules, remarks))
+        )
 
     return rewrite(roots, rule)
+
+
+FACTOR = "a factor free of the summed index leaves the sum"
+SCALE = "a positive factor leaves a maximum: equal over the reals, and where nothing overflows bit for bit"
+
+
+def _in_order(n: Reduce, order: Mapping[str, int]) -> Reduce:
+    """One order of axes for one set."""
+    bound = tuple(sorted(n.bound, key=order.__getitem__))
+    if bound == n.bound or n.fn in ("argmax", "argmin"):
+        return n
+    out = reduce(n.fn, bound, n.body, n.predicate, n.span)
+    assert isinstance(out, Reduce)
+    return out
+
+
+# ---------------------------------------------------------------- positive factors
+
+
+def lift_scale(n: Node, facts: tuple[Node, ...]) -> Node:
+    """max_j k·x -> k·max_j x;  max(k·x, k·y) -> k·max(x, y);  where(c, k·x, -inf) -> k·where(c, x, -inf);
+    k·x - k·r -> k·(x - r) for a reduction r: for k > 0 without axes"""
+    guarded = guarded_state(n)
+    if guarded is not None:
+        k, r = _scaled(guarded, facts)
+        return n if k is None else apply("mul", k, _guard_like(n, r), span=n.span)
+    match n:
+        case Reduce(fn="max" | "min", body=body) if n.dtype.is_float:
+            k, x = _scaled(body, facts)
+            return (
+                n
+                if k is None
+                else apply("mul", k, reduce(n.fn, n.bound, x, n.predicate, n.span), span=n.span)
+            )
+        case Apply(op="where", operands=(c, a, Const(value=v) as end)) if n.dtype.is_float and math.isinf(v):
+            k, x = _scaled(a, facts)
+            return n if k is None else apply("mul", k, apply("where", c, x, end), span=n.span)
+        case Apply(op="max" | "min" | "sub" as op, operands=(a, b)) if n.dtype.is_float:
+            (k, x), (k_b, y) = _scaled(a, facts), _scaled(b, facts)
+            if k is not None and k is k_b and (op != "sub" or _has_reduction(y)):
+                return apply("mul", k, apply(op, x, y), span=n.span)
+    return n
+
+
+def _scaled(n: Node, facts: tuple[Node, ...]) -> tuple[Node | None, Node]:
+    """n as k·x with k > 0 the same everywhere."""
+    match n:
+        case Apply(op="mul", operands=(a, b)):
+            for k, x in ((a, b), (b, a)):
+                if not k.axes and not isinstance(x, Const) and positive(k, facts):
+                    return k, x
+    return None, n
+
+
+def _guard_like(n: Node, r: Node) -> Node:
+    """The guard of n, on r."""
+    condition, stand_in = n.args[0], n.args[1]
+    return apply("where", apply("eq", r, condition.args[1]), stand_in, r)
+
+
+def _has_reduction(n: Node) -> bool:
+    return any(isinstance(x, Reduce) for x in walk([n]))
 
 
 def aligned(n: Reduce, axes: Mapping[str, Node]) -> Node:
@@ -75,18 +151,108 @@ def by_position(n: Node) -> Node:
     return apply("where", apply("eq", first, nothing), const(-1, DType.I64), first, span=n.span)
 
 
+# ---------------------------------------------------------------- factors and selects
+
+
 def _hoist(n: Reduce) -> Node:
-    """Apply the rules below until none fits; the part left inside is strictly smaller each time."""
-    for rule in RULES:
-        out = rule(n)
-        if out is not None:
-            return out
-    return n
+    """sum_j k·x/d·y -> k·(sum_j x·y)/d and sum_j where(c, 0, x)·y -> where(c, 0, sum_j x·y), for k, d, c free of j
+
+    `where` with two branches splits only where it is the whole body.
+    """
+    outer: list[Callable[[Node], Node]] = []
+    body = n.body
+    while True:
+        step = _one_out(n, body)
+        if step is None:
+            break
+        wrap, body = step
+        outer.append(wrap)
+    select = _whole_select(n, body)
+    inner = select if select is not None else reduce("sum", n.bound, body, n.predicate, n.span)
+    return _wrapped(outer, inner) if outer or select is not None else n
 
 
-def _resum(n: Reduce, body: Node) -> Node:
-    inner = reduce("sum", n.bound, body, n.predicate, n.span)
+def _wrapped(outer: list[Callable[[Node], Node]], inner: Node) -> Node:
+    for wrap in reversed(outer):
+        inner = wrap(inner)
+    return inner
+
+
+Step = tuple[Callable[[Node], Node], Node]
+
+
+def _one_out(n: Reduce, body: Node) -> Step | None:
+    """The first factor or select of the body that can leave the sum, and what is left."""
+    if _free(n, body):
+        return None
+    parts = signed_factors(body)
+    for i, (x, power) in enumerate(parts):
+        rest = parts[:i] + parts[i + 1 :]
+        if _free(n, x):
+            if isinstance(x, Const) and x.value == 1:
+                continue
+            op = "mul" if power > 0 else "div"
+            return (lambda t, x=x, op=op: apply(op, t, x)), quotient(rest, n.dtype)
+        match x:
+            case Apply(op="where", operands=(c, u, v)) if (
+                power > 0 and _free(n, c) and rest and (_zero(u) or _zero(v))
+            ):
+                first, inside = _zero(u), v if _zero(u) else u
+                rest = [*parts[:i], *signed_factors(inside), *parts[i + 1 :]]
+                return _selecting(c, first, n), quotient(rest, n.dtype)
+            case Apply(op="neg", operands=(u,)):
+                return (lambda t: apply("neg", t)), quotient(
+                    [*parts[:i], (u, power), *parts[i + 1 :]], n.dtype
+                )
+    return None
+
+
+def _selecting(c: Node, first: bool, n: Reduce) -> Callable[[Node], Node]:
+    zero = const(typed(0, n.dtype), n.dtype)
+    return lambda t: apply("where", c, zero, t) if first else apply("where", c, t, zero)
+
+
+def _whole_select(n: Reduce, body: Node) -> Node | None:
+    """sum_j where(c, a, b) -> where(c, sum_j a, sum_j b)   for c free of j"""
+    match body:
+        case Apply(op="where", operands=(c, a, b)) if _free(n, c) and not (_free(n, a) and _free(n, b)):
+            return apply("where", c, _branch(n, a), _branch(n, b))
+    return None
+
+
+def _branch(n: Reduce, x: Node) -> Node:
+    if _zero(x):
+        return const(typed(0, n.dtype), n.dtype)
+    inner = reduce("sum", n.bound, x, n.predicate, n.span)
     return _hoist(inner) if isinstance(inner, Reduce) else inner
+
+
+def signed_factors(n: Node) -> list[tuple[Node, int]]:
+    """A product and quotient as factors with power 1 or -1, left to right: a·b/c is a, b, 1/c."""
+    out: list[tuple[Node, int]] = []
+    stack: list[tuple[Node, int]] = [(n, 1)]
+    while stack:
+        top, power = stack.pop()
+        match top:
+            case Apply(op="mul", operands=(a, b)) if power > 0:
+                stack += [(b, 1), (a, 1)]
+            case Apply(op="div", operands=(a, b)) if power > 0:
+                stack += [(b, -1), (a, 1)]
+            case _:
+                out.append((top, power))
+    return out
+
+
+def quotient(parts: list[tuple[Node, int]], dtype: DType) -> Node:
+    """The product of factors; powers of -1 divide it last."""
+    above, below = ([x for x, p in parts if p == sign] for sign in (1, -1))
+    out: Node | None = None
+    for x in above:
+        out = x if out is None else apply("mul", out, x)
+    out = const(typed(1, dtype), dtype) if out is None else out
+    for x in below:
+        out = apply("div", out, x)
+    return out
 
 
 def _free(n: Reduce, x: Node) -> bool:
@@ -97,67 +263,74 @@ def _zero(x: Node) -> bool:
     return isinstance(x, Const) and not isinstance(x.value, bool) and x.value == 0
 
 
-def factor_out(n: Reduce) -> Node | None:
-    """sum_j k·x -> k·sum_j x;  sum_j x/k -> (sum_j x)/k   for k free of j"""
-    match n.body:
-        case Apply(op="mul", operands=(a, b)) if _free(n, b) and not _free(n, a):
-            return apply("mul", _resum(n, a), b)
-        case Apply(op="mul", operands=(a, b)) if _free(n, a) and not _free(n, b):
-            return apply("mul", a, _resum(n, b))
-        case Apply(op="div", operands=(a, b)) if _free(n, b) and not _free(n, a):
-            return apply("div", _resum(n, a), b)
-    return None
+# ---------------------------------------------------------------- sums of sums
 
 
-def factor_surfaces(n: Reduce) -> Node | None:
-    """sum_j (k·x)·y -> sum_j k·(x·y);  sum_j (x/k)·y -> sum_j (x·y)/k   for k free of j"""
-    match n.body:
-        case Apply(op="mul", operands=(a, b)) if not _free(n, a) and not _free(n, b):
-            for x, y in ((a, b), (b, a)):
-                match x:
-                    case Apply(op="mul", operands=(u, k)) if _free(n, k):
-                        return _hoist_body(n, apply("mul", apply("mul", u, y), k))
-                    case Apply(op="mul", operands=(k, u)) if _free(n, k):
-                        return _hoist_body(n, apply("mul", apply("mul", u, y), k))
-                    case Apply(op="div", operands=(u, k)) if _free(n, k):
-                        return _hoist_body(n, apply("div", apply("mul", u, y), k))
-    return None
+def _split_where_useful(n: Node, rules: Rules, remarks: Remarks) -> Node:
+    """sum_j (a + b)·y -> sum_j a·y + sum_j b·y, where the whole joins no pass and the parts do, or where the parts are
+    contractions and the whole is not."""
+    if not isinstance(n, Reduce) or n.fn != "sum" or not n.dtype.is_float:
+        return n
+    terms = _terms(n)
+    if len(terms) < 2 or not _worth_splitting(n, terms, rules):
+        return n
+    message = "a sum of sums is split: equal over the reals, not bit for bit"
+    remarks.add("applied", "normalize", "sum-split", message, n.span, terms=len(terms))
+    out: Node | None = None
+    for sign, term in terms:
+        part = _hoist(_sum_of(n, term))
+        part = _split_where_useful(part, rules, remarks)
+        signed = part if sign > 0 else apply("neg", part)
+        out = signed if out is None else apply("add" if sign > 0 else "sub", out, part)
+    assert out is not None
+    return out
 
 
-def select_out(n: Reduce) -> Node | None:
-    """sum_j where(c, a, b) -> where(c, sum_j a, sum_j b)   for c free of j"""
-    match n.body:
-        case Apply(op="where", operands=(c, a, b)) if _free(n, c) and not (_free(n, a) and _free(n, b)):
-            return apply("where", c, _branch(n, a), _branch(n, b))
-    return None
+def _sum_of(n: Reduce, body: Node) -> Reduce:
+    out = reduce("sum", n.bound, body, n.predicate, n.span)
+    assert isinstance(out, Reduce)
+    return out
 
 
-def select_surfaces(n: Reduce) -> Node | None:
-    """sum_j where(c, 0, a)·y -> sum_j where(c, 0, a·y)   for c free of j, one branch zero"""
-    match n.body:
-        case Apply(op="mul", operands=(a, b)):
-            for x, y in ((a, b), (b, a)):
-                match x:
-                    case Apply(op="where", operands=(c, u, v)) if _free(n, c) and (_zero(u) or _zero(v)):
-                        return _hoist_body(n, apply("where", c, _times(u, y), _times(v, y)))
-    return None
+def _terms(n: Reduce) -> list[tuple[int, Node]]:
+    """The body multiplied out over its first factor that is a sum: signs and products."""
+    parts = signed_factors(n.body)
+    for i, (x, power) in enumerate(parts):
+        if power > 0 and isinstance(x, Apply) and x.op in ("add", "sub"):
+            return [
+                (sign, quotient([*parts[:i], *signed_factors(t), *parts[i + 1 :]], n.dtype))
+                for sign, t in summands(x)
+            ]
+    return []
 
 
-def _times(x: Node, y: Node) -> Node:
-    return x if _zero(x) else apply("mul", x, y)
+def summands(n: Node) -> list[tuple[int, Node]]:
+    """The terms of a sum with their signs, left to right."""
+    out: list[tuple[int, Node]] = []
+    stack = [(1, n)]
+    while stack:
+        sign, top = stack.pop()
+        match top:
+            case Apply(op="add" | "sub" as op, operands=(a, b)):
+                stack += [(sign if op == "add" else -sign, b), (sign, a)]
+            case Apply(op="neg", operands=(a,)):
+                stack.append((-sign, a))
+            case _:
+                out.append((sign, top))
+    return out
 
 
-def _branch(n: Reduce, x: Node) -> Node:
-    return const(0.0, n.dtype) if _zero(x) and n.dtype.is_float else _resum(n, x)
-
-
-def _hoist_body(n: Reduce, body: Node) -> Node:
-    return _resum(n, body)
-
-
-RULES: tuple[Callable[[Reduce], Node | None], ...] = (
-    factor_out,
-    factor_surfaces,
-    select_out,
-    select_surfaces,
-)
+def _worth_splitting(n: Reduce, terms: list[tuple[int, Node]], rules: Rules) -> bool:
+    over = frozenset(n.bound)
+    if contraction(n.body, over) is None and all(contraction(t, over) is not None for _, t in terms):
+        return True
+    below = [r for r in walk([n.body]) if isinstance(r, Reduce) and r.bound == n.bound]
+    if not below or joins(n, rules):
+        return False
+    parts = [
+        r
+        for _, t in terms
+        for r in walk([_hoist(_sum_of(n, t))])
+        if isinstance(r, Reduce) and r.bound == n.bound
+    ]
+    return all(joins(r, rules) for r in parts)
