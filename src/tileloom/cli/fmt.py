@@ -14,7 +14,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="a .tile file, rewritten in place; - reads and writes the standard streams",
+        help="a .tile file, rewritten in place; - for the standard streams",
     )
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit code 1 where the layout differs"
