@@ -1,0 +1,336 @@
+"""The tasks of a grid as Numba text: which axes they divide, their loops, statements and carried values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ...dsl.types import DType
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Carry,
+    Cast,
+    Const,
+    Expr,
+    ExtentRef,
+    For,
+    Grid,
+    Let,
+    LoopAxis,
+    Name,
+    ScalarRef,
+    Stmt,
+    Store,
+    statements,
+    subexpressions,
+)
+from .cpu_values import Product, Values
+from .numba_text import HELD, Axis, Buffer, Code, Inline, Signature, Variable, held
+from .placement import depends_on_data, inlined, merge
+
+
+@dataclass(frozen=True)
+class Function:
+    """Text of one task function and what it allocates."""
+
+    lines: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The next state of a carry: an elementwise base, products accumulated on it, and the names that the base reads."""
+
+    name: str
+    place: Buffer | Variable
+    base: Expr
+    products: tuple[Product, ...]
+    reads: frozenset[str]
+
+
+def _parallel(grid: Grid, tainted: frozenset[str]) -> tuple[tuple[LoopAxis, ...], tuple[LoopAxis, ...]]:
+    """The axes that tasks divide, and those that stay serial inside a task, so that no two tasks write one element:
+    where a store accumulates, or goes where a tensor's value says, an axis is parallel only if it is a subscript."""
+    shared = [
+        {ix.axis for ix in s.subscripts if isinstance(ix, AxisIndex)}
+        for s in statements(grid.body)
+        if isinstance(s, Store)
+        and (s.mode == "add" or any(depends_on_data(ix, tainted) for ix in s.subscripts))
+    ]
+    free = tuple(a for a in grid.axes if _is_plain(a) and all(a.name in axes for axes in shared))
+    return free, tuple(a for a in grid.axes if a not in free)
+
+
+def _is_plain(a: LoopAxis) -> bool:
+    """Do the bounds of an axis depend on extents and scalars only?"""
+    bounds = [x for b in (a.extent, a.lo, a.hi) if b is not None for x in subexpressions(b)]
+    return all(isinstance(x, Const | ExtentRef | ScalarRef | Apply | Cast) for x in bounds)
+
+
+class Task(Values):
+    """Writes the function that runs a range of a grid's tasks. `name` is its Python name, `before` the values that stand
+    above the grid in its program."""
+
+    def __init__(self, signature: Signature, name: str, grid: Grid, before: tuple[Stmt, ...]) -> None:
+        super().__init__(signature)
+        self.name = name
+        self.grid, self.before = grid, before
+        self.inlined = inlined(self.program, self.types)
+        self.parallel, self.serial = _parallel(grid, self.tainted)
+        self._written: Function | None = None
+
+    # -- the function and its launch
+
+    def function(self) -> Function:
+        """The task function; written once."""
+        if self._written is None:
+            self._write()
+        assert self._written is not None
+        return self._written
+
+    def _write(self) -> None:
+        if self.parallel:
+            self._divide()
+        self._body((*self.before, Grid(self.serial, self.grid.body)))
+        bounds = ("first", "last") if self.parallel else ()
+        head = ['@njit(nogil=True, error_model="numpy")']
+        head.append(f"def {self.name}({', '.join(filter(None, (*bounds, self.signature.arguments)))}):")
+        self._written = Function(
+            (*head, *map(self._allocation, self.buffers), *self.lines), tuple(self.buffers)
+        )
+
+    def _allocation(self, b: Buffer) -> str:
+        sizes = [str(s) if isinstance(s, int) else self.scalar(s).text for s in b.sizes]
+        shape = f"({', '.join(sizes)})" if len(sizes) > 1 else sizes[0]
+        return f"    {b.name} = empty({shape}, {HELD[b.dtype]})  # {b.dtype}[{', '.join(b.axes)}]"
+
+    def _divide(self) -> None:
+        """Open the loop over tasks and find the position on each axis, the last one fastest."""
+        bound = [self._bind(a) for a in self.parallel]
+        self.open("for task in range(first, last):")
+        rest = "task"
+        for i, (a, axis) in reversed(list(enumerate(zip(self.parallel, bound, strict=True)))):
+            steps = self._tiles(a).within(17)
+            self._start(a, axis, f"{rest} % {steps}" if i else rest)
+            rest = f"{rest} // {steps}"
+
+    def _start(self, a: LoopAxis, axis: Axis, number: str) -> None:
+        first = self._first(a)
+        plus = "" if first.text == "0" else f"{first.within(14)} + "
+        if a.tile is None:
+            self.line(f"{axis.start} = {plus}{number}")
+        else:
+            self.line(f"{axis.origin} = {plus}{number} * {a.tile}")
+            self._lanes(a, axis)
+
+    def launch(self) -> list[str]:
+        """Lines of the program's function that run the tasks of this grid."""
+        arguments = self.signature.arguments
+        self.launching = True
+        if not self.parallel:
+            return [f"    # {self._describe(self.serial)} in order", f"    {self.name}({arguments})"]
+        count = " * ".join(self._tiles(a).within(17) for a in self.parallel)
+        later = f"; inside each, {self._describe(self.serial)} in order" if self.serial else ""
+        return [
+            f"    # {self._describe(self.parallel)} in parallel{later}",
+            f"    run_tasks({', '.join(filter(None, (self.name, count, arguments)))})",
+        ]
+
+    def _describe(self, axes: Iterable[LoopAxis]) -> str:
+        parts = (a.name if a.tile is None else f"{a.name} by {a.tile}" for a in axes)
+        return "grid " + (", ".join(parts) or "of one point")
+
+    # -- axes and bounds
+
+    def _first(self, a: LoopAxis) -> Code:
+        """The first visited index of a unit axis, the origin of the first tile of another."""
+        if a.lo is None:
+            return Code("0", DType.I64)
+        lo = f"max({self.scalar(a.lo).text}, 0)"
+        return Code(lo, DType.I64) if a.tile is None else Code(f"{lo} // {a.tile} * {a.tile}", DType.I64, 16)
+
+    def _end(self, a: LoopAxis) -> Code:
+        extent = self.scalar(a.extent)
+        if isinstance(a.hi, Apply) and a.hi.op == "min" and a.extent in a.hi.args:
+            return self.scalar(a.hi)
+        return extent if a.hi is None else Code(f"min({self.scalar(a.hi).text}, {extent.text})", DType.I64)
+
+    def _tiles(self, a: LoopAxis) -> Code:
+        """How many steps an axis takes."""
+        first, end = self._first(a), self._end(a)
+        if a.tile is None:
+            span = end if first.text == "0" else Code(f"max({end.text} - {first.within(15)}, 0)", DType.I64)
+            return span
+        span_text = end.within(14) if first.text == "0" else f"{end.text} - {first.within(15)}"
+        text = f"({span_text} + {a.tile - 1}) // {a.tile}"
+        return Code(text, DType.I64, 16) if first.text == "0" else Code(f"max({text}, 0)", DType.I64)
+
+    def _bind(self, a: LoopAxis) -> Axis:
+        """Bring a loop axis into scope under fresh names."""
+        base = self.names.new(a.name)
+        if a.tile is None:
+            bound = Axis(a.name, a.extent, 1, base, base, "", "1")
+        else:
+            origin = self.names.new(f"{a.name}_0")
+            start = origin if a.lo is None else self.names.new(f"{a.name}_start")
+            lane, count = self.names.new(f"{a.name}_i"), self.names.new(f"{a.name}_n")
+            bound = Axis(a.name, a.extent, a.tile, start, origin, lane, count)
+        self.axes[a.name] = bound
+        return bound
+
+    def _lanes(self, a: LoopAxis, axis: Axis) -> None:
+        """Lines that set the lanes of a tile from its origin."""
+        if a.lo is not None:
+            self.line(f"{axis.start} = max({axis.origin}, {self.scalar(a.lo).text}, 0)")
+        self.line(f"{axis.count} = min({axis.origin} + {a.tile}, {self._end(a).text}) - {axis.start}")
+
+    def _loop(self, a: LoopAxis, reverse: bool = False) -> None:
+        """Open a serial loop over the steps of an axis."""
+        axis = self._bind(a)
+        first, end = self._first(a).text, self._end(a).text
+        if reverse:
+            last = f"{first} + ({self._tiles(a).text} - 1) * {a.tile or 1}"
+            self.open(f"for {axis.origin} in range({last}, {first} - 1, -{a.tile or 1}):")
+        elif a.tile is None:
+            self.open(f"for {axis.start} in range({end if first == '0' else f'{first}, {end}'}):")
+        else:
+            self.open(f"for {axis.origin} in range({first}, {end}, {a.tile}):")
+        if a.tile is not None:
+            self._lanes(a, axis)
+
+    # -- statements
+
+    def _body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            match s:
+                case Let():
+                    self._let(s)
+                case Store():
+                    self._store(s)
+                case Grid():
+                    depth = self.depth
+                    for a in s.axes:
+                        self._loop(a)
+                    self._body(s.body)
+                    self.depth = depth
+                case For():
+                    self._for(s)
+
+    def _let(self, s: Let) -> None:
+        value = s.value if self.types.of(s.value).dtype is s.type.dtype else Cast(s.type.dtype, s.value)
+        if s.name in self.inlined:
+            self.places[s.name] = Inline(self._expand(value))
+            return
+        value = self._expand(value)
+        if not s.type.axes:
+            code = self.value(self._prepare(value, s.name, ()))
+            self.line(f"{self._declare(s.name, s.type).name} = {code.text}")
+            return
+        place = self._declare(s.name, s.type)
+        assert isinstance(place, Buffer)
+        self._fill(place, value, s.name)
+
+    def _store(self, s: Store) -> None:
+        axes = merge(*(self.types.of(ix).axes for ix in s.subscripts))
+        value = self._prepare(self._expand(s.value), s.tensor, axes)
+        subscripts = tuple(self._prepare(self._expand(ix), s.tensor, ()) for ix in s.subscripts)
+        depth, param = self.depth, self.params[s.tensor]
+        self._nest(axes)
+        texts = []
+        for i, ix in enumerate(subscripts):
+            text = self._subscript(ix)
+            if not self._fits(ix, param.shape[i]):
+                plain = self._named(self.value(ix)).text
+                self.open(f"if 0 <= {plain} < {self.tensor(s.tensor)}.shape[{i}]:")
+                text = f"at({plain})"
+            texts.append(text)
+        self._store_element(
+            f"{self.tensor(s.tensor)}[{', '.join(texts) or '()'}]", param.dtype, value, s.mode
+        )
+        self.depth = depth
+
+    def _store_element(self, target: str, dtype: DType, value: Expr, mode: str) -> None:
+        code = self._convert(self.value(value), dtype if dtype is DType.F64 else held(dtype), narrow=True)
+        if dtype in (DType.F16, DType.BF16):
+            old = f"widen_{dtype}({target}) + " if mode == "add" else ""
+            self.line(f"{target} = narrow_{dtype}({old}{code.within(15) if old else code.text})")
+        else:
+            self.line(f"{target} {'+=' if mode == 'add' else '='} {code.text}")
+
+    # -- loops with carried values
+
+    def _for(self, s: For) -> None:
+        places = []
+        for c in s.carries:
+            init = self._expand(c.init)
+            if c.type.axes:
+                place = self._declare(c.name, c.type)
+                assert isinstance(place, Buffer)
+                self._fill(place, init, c.name)
+            else:
+                code = self._convert(self.value(self._prepare(init, c.name, ())), c.type.dtype)
+                place = self._declare(c.name, c.type)
+                self.line(f"{place.name} = {code.text}")
+            places.append(place)
+        depth = self.depth
+        self._loop(s.axis, s.reverse)
+        self._body(s.body)
+        self._update(s.carries, s.yields)
+        self.depth = depth
+
+    def _update(self, carries: tuple[Carry, ...], yields: tuple[Expr, ...]) -> None:
+        """Replace all carried values at once: products and reductions are taken first, then each carry is overwritten
+        when no other update still reads it; in a cycle one waits in a copy."""
+        pending: dict[str, Update] = {}
+        for c, y in zip(carries, yields, strict=True):
+            value = self._expand(y)
+            if not (isinstance(value, Name) and value.name == c.name):
+                pending[c.name] = self._plan(c, value, {x.name for x in carries})
+        late: list[tuple[Update, str]] = []
+        while pending:
+            free = [
+                n for n, u in pending.items() if not any(n in v.reads for m, v in pending.items() if m != n)
+            ]
+            update = pending.pop(free[0] if free else next(iter(pending)))
+            if free:
+                self._apply(update, update.place)
+            else:
+                late.append((update, self._postpone(update)))
+        for update, temporary in late:
+            self._copy_back(update.place, temporary)
+
+    def _plan(self, c: Carry, value: Expr, carries: set[str]) -> Update:
+        place = self.places[c.name]
+        assert not isinstance(place, Inline)
+        base, products = (value, []) if isinstance(place, Variable) else self._split(place, value)
+        base = self._prepare(base, c.name, c.type.axes)
+        ready = [self._operands(place, p, carries) for p in products if isinstance(place, Buffer)]
+        reads = {x.name for x in subexpressions(base) if isinstance(x, Name)}
+        return Update(c.name, place, base, tuple(ready), frozenset(reads))
+
+    def _apply(self, u: Update, place: Buffer | Variable) -> None:
+        if isinstance(place, Variable):
+            self.line(f"{place.name} = {self._convert(self.value(u.base), place.dtype).text}")
+            return
+        self._elementwise(place, u.base)
+        for p in u.products:
+            self._multiply(replace(p, c=place))
+
+    def _postpone(self, u: Update) -> str:
+        if isinstance(u.place, Variable):
+            place: Buffer | Variable = self._variable(f"{u.name}_next", u.place.dtype)
+        else:
+            place = self._buffer(f"{u.name}_next", u.place.dtype, u.place.axes)
+        self._apply(u, place)
+        return place.name
+
+    def _copy_back(self, place: Buffer | Variable, temporary: str) -> None:
+        if isinstance(place, Variable):
+            self.line(f"{place.name} = {temporary}")
+            return
+        depth = self.depth
+        self._nest(place.axes)
+        lanes = ", ".join(self.axes[a].lane for a in place.axes)
+        self.line(f"{place.name}[{lanes}] = {temporary}[{lanes}]")
+        self.depth = depth

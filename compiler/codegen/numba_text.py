@@ -1,0 +1,193 @@
+"""What generated Numba text is made of: names, expressions with their types, storage, and tables of spellings."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...dsl.types import DType, compute, promote
+from ..tile_ir import Expr, TileProgram
+
+ATOM, UNARY, NOT = 20, 18, 4
+"""How tightly an expression binds: names and calls, signs, `not`; other levels stand in `INFIX`."""
+HELD = {DType.F64: "f64", DType.F32: "f32", DType.I64: "i64", DType.I32: "i32", DType.BOOL: "bool_"}
+"""How a computed value is held; narrower types are held in the type they compute in."""
+INFIX = {
+    "mul": ("*", 16), "div": ("/", 16), "add": ("+", 14), "sub": ("-", 14), "and": ("&", 10), "or": ("|", 8),
+    "lt": ("<", 6), "le": ("<=", 6), "eq": ("==", 6), "ne": ("!=", 6),
+}  # fmt: skip
+CALLS = {
+    "min": "minimum", "max": "maximum", "floordiv": "floordiv", "mod": "mod", "fma": "fma", "abs": "abs",
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "rint", "erf": "erf", "sin": "sin", "cos": "cos",
+    "rsqrt": "rsqrt", "pow": "power",
+}  # fmt: skip
+BY_TYPE = frozenset({"exp", "exp2", "log", "log2", "tanh"})
+LOWEST = {DType.F64: -math.inf, DType.F32: -math.inf, DType.I64: -(2**63), DType.I32: -(2**31)}
+HIGHEST = {DType.F64: math.inf, DType.F32: math.inf, DType.I64: 2**63 - 1, DType.I32: 2**31 - 1}
+ROWS = {"sum": "sum_of", "max": "max_of", "min": "min_of"}
+EXPORTS = frozenset(
+    {
+        "at",
+        "clamp",
+        "select",
+        "fabs",
+        "multiply_add",
+        "multiply_row",
+        "inf",
+        "nan",
+        "floordiv_float",
+        "mod_float",
+    }
+    | {*HELD.values(), *CALLS.values(), *ROWS.values()} - {"abs"}
+    | {f"{op}_{t}" for op in BY_TYPE for t in ("f32", "f64")}
+    | {f"{verb}_{t}" for verb in ("widen", "narrow", "round") for t in ("f16", "bf16")}
+    | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}
+)
+"""Names a generated file may import from the intrinsics."""
+OURS = frozenset({"njit", "run_tasks", "empty", "first", "last", "task"})
+RESERVED = OURS | EXPORTS | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+
+
+def held(dtype: DType) -> DType:
+    return compute(dtype)
+
+
+class Names:
+    """Python names for the program's: validated, never a keyword, a builtin, an import or each other."""
+
+    def __init__(self, taken: frozenset[str] | set[str] = RESERVED) -> None:
+        self._taken = set(taken)
+
+    def inner(self) -> Names:
+        """Names of a scope inside this one."""
+        return Names(self._taken)
+
+    def new(self, wanted: str) -> str:
+        """A fresh identifier that reads like `wanted`. Raises `ValueError` for anything but an identifier."""
+        if not wanted.isidentifier():
+            raise ValueError(f"{wanted!r} is no name: letters, digits and _ are accepted, not first a digit")
+        plain = re.sub(r"[^A-Za-z0-9_]", lambda m: f"u{ord(m[0]):x}", wanted)
+        plain = plain.lstrip("_") or "blank"
+        name, n = plain, 1
+        while name in self._taken:
+            n += 1
+            name = f"{plain}_{n}"
+        self._taken.add(name)
+        return name
+
+
+@dataclass(frozen=True)
+class Code:
+    """A Python expression: its text, how tightly its outermost operator binds, and the dtype of its value."""
+
+    text: str
+    dtype: DType
+    level: int = ATOM
+
+    def within(self, level: int) -> str:
+        """The text as an operand of an operator of this level."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Storage of a tile value for the task in hand. A size is a number, or an extent where an axis is taken whole."""
+
+    name: str
+    dtype: DType
+    axes: tuple[str, ...]
+    sizes: tuple[int | Expr, ...]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A scalar value."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Inline:
+    """A value that its one consumer computes."""
+
+    value: Expr
+
+
+Place = Buffer | Variable | Inline
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop axis in scope. `lane` counts from 0 to `count` within the tile, which starts at index `start` of the extent;
+    `origin` is the tile's own first index. A unit axis has no lane: its index is `start`."""
+
+    name: str
+    extent: Expr
+    size: int | Expr
+    start: str
+    origin: str
+    lane: str
+    count: str
+
+    @property
+    def index(self) -> str:
+        return self.lane if self.start == "0" else f"{self.start} + {self.lane}" if self.lane else self.start
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A program and the Python names of what its functions take, in that order: tensors, scalars, free extents."""
+
+    program: TileProgram
+    names: Names
+    tensors: Mapping[str, str]
+    scalars: Mapping[str, str]
+    extents: Mapping[str, str]
+
+    @property
+    def arguments(self) -> str:
+        statics = {name for name, _ in self.program.statics}
+        free = [name for e, name in self.extents.items() if e not in statics]
+        return ", ".join([*self.tensors.values(), *self.scalars.values(), *free])
+
+
+def operand_type(op: str, types: list[DType]) -> DType:
+    """The type in which an operation computes."""
+    out = types[0] if op in ("eq", "ne") and all(t is DType.BOOL for t in types) else compute(types[0])
+    for t in types[1:]:
+        out = out if out is t else promote(out, t)
+    floating = op not in ("add", "sub", "mul", "neg", "abs", "min", "max", "floordiv", "mod", "fma")
+    if floating and op not in ("lt", "le", "eq", "ne") and not out.is_float:
+        return DType.F32
+    return out
+
+
+def in_python(op: str, args: list[Code]) -> Code:
+    """An operation where the launching function, plain Python, computes its number of tasks."""
+    if op in ("floordiv", "mod"):
+        sign = "//" if op == "floordiv" else "%"
+        return Code(f"{args[0].within(16)} {sign} {args[1].within(17)}", args[0].dtype, 16)
+    return Code(f"{op}({', '.join(a.text for a in args)})", args[0].dtype)
+
+
+def wrapped(c: Code) -> Code:
+    """Numba computes int32 in int64: cut back, so that it wraps."""
+    return Code(f"i32({c.text})", c.dtype) if c.dtype is DType.I32 else c
+
+
+def constant(value: int | float | bool, dtype: DType) -> Code:
+    if dtype is DType.BOOL:
+        return Code(str(bool(value)), dtype)
+    if dtype in (DType.F16, DType.BF16):
+        return Code(f"round_{dtype}({constant(float(value), DType.F64).text})", dtype)
+    text = repr(float(value) if dtype.is_float else int(value))
+    if text == str(-(2**63)):
+        return Code(f"{-(2**63) + 1} - 1", dtype, 14)
+    if dtype is DType.I64 or dtype is DType.F64:
+        return Code(text, dtype, UNARY if text.startswith("-") else ATOM)
+    return Code(f"{HELD[held(dtype)]}({text})", dtype)
