@@ -101,7 +101,7 @@ def at_least(a: Linear, low: int, nonempty: frozenset[Node], splits: int = 6) ->
         if splits and isinstance(atom, Apply) and atom.op in ("min", "max", "floordiv"):
             return any(
                 all(at_least(part, low, nonempty, splits - 1) for part in way)
-                for way in _ways(a, atom, c, nonempty)
+                for way in _ways(a, atom, c, nonempty, splits - 1)
             )
         if c < 0 or not never_negative(atom):
             return False
@@ -109,40 +109,43 @@ def at_least(a: Linear, low: int, nonempty: frozenset[Node], splits: int = 6) ->
     return least >= low
 
 
-def _ways(a: Linear, atom: Apply, c: int, nonempty: frozenset[Node]) -> list[list[Linear]]:
+def _ways(a: Linear, atom: Apply, c: int, nonempty: frozenset[Node], splits: int) -> list[list[Linear]]:
     """Ways to bound `a` from below without `atom`: it is enough if every part of one way is large enough."""
     rest = a.plus(whole(atom), -c)
     x, y = (linear_forms(n)[n] for n in atom.operands)
     if atom.op != "floordiv":
         parts = [rest.plus(x, c), rest.plus(y, c)]
         return [parts] if (atom.op == "min") == (c > 0) else [[p] for p in parts]
-    if not never_negative(atom.operands[1]) or not at_least(x, 0, nonempty, 2):
+    if not never_negative(atom.operands[1]) or not at_least(x, 0, nonempty, splits):
         return []
     return [[rest]] if c > 0 else [[rest.plus(x, c)]]  # 0 <= x // y <= x
 
 
-def linear_forms(n: Node) -> dict[Node, Linear]:
-    """The linear form of every integer node below `n`."""
-    forms: dict[Node, Linear] = {}
-    for m in walk([n]):
-        match m:
-            case Const(value=v) if m.dtype.is_integer:
-                forms[m] = Linear({}, int(v))
-            case Apply(op="add", operands=(a, b)):
-                forms[m] = forms[a].plus(forms[b])
-            case Apply(op="sub", operands=(a, b)):
-                forms[m] = forms[a].plus(forms[b], -1)
-            case Apply(op="neg", operands=(a,)):
-                forms[m] = forms[a].times(-1)
-            case Apply(op="mul", operands=(a, b)):
-                forms[m] = _scaled(m, forms[a], forms[b])
-            case Cast(operand=a) if (
-                m.dtype.is_integer and a.dtype.is_integer and m.dtype.bits >= a.dtype.bits
-            ):
-                forms[m] = forms[a]
-            case _:
-                forms[m] = whole(m)
+def linear_forms(n: Node, forms: dict[Node, Linear] | None = None) -> dict[Node, Linear]:
+    """The linear form of every node below `n`, added to `forms`."""
+    forms = {} if forms is None else forms
+    if n not in forms:
+        for m in walk([n]):
+            forms[m] = forms.get(m) or _form(m, forms)
     return forms
+
+
+def _form(n: Node, forms: Mapping[Node, Linear]) -> Linear:
+    """The linear form of a node, given those of its arguments."""
+    match n:
+        case Const(value=v) if n.dtype.is_integer:
+            return Linear({}, int(v))
+        case Apply(op="add", operands=(a, b)):
+            return forms[a].plus(forms[b])
+        case Apply(op="sub", operands=(a, b)):
+            return forms[a].plus(forms[b], -1)
+        case Apply(op="neg", operands=(a,)):
+            return forms[a].times(-1)
+        case Apply(op="mul", operands=(a, b)):
+            return _scaled(n, forms[a], forms[b])
+        case Cast(operand=a) if n.dtype.is_integer and a.dtype.is_integer and n.dtype.bits >= a.dtype.bits:
+            return forms[a]
+    return whole(n)
 
 
 def _scaled(n: Node, a: Linear, b: Linear) -> Linear:
@@ -159,8 +162,13 @@ def inequalities(conditions: Iterable[Node]) -> tuple[list[Linear], list[Linear]
     out: list[Linear] = []
     distinct: list[Linear] = []
     stack = [(c, True) for c in conditions]
+    seen: set[tuple[Node, bool]] = set()
     while stack:
-        n, holds = stack.pop()
+        item = stack.pop()
+        if item in seen:
+            continue
+        seen.add(item)
+        n, holds = item
         match n:
             case Apply(op="and", operands=parts) if holds:
                 stack.extend((p, True) for p in parts)
@@ -198,6 +206,7 @@ class Intervals:
     distinct: list[Linear] = field(default_factory=list)
     nonempty: frozenset[Node] = frozenset()
     atoms: dict[Node, Range] = field(default_factory=dict)
+    forms: dict[Node, Linear] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """`x != 0` cuts an end of an interval off: with x >= 0 it is x >= 1."""
@@ -212,13 +221,17 @@ class Intervals:
     def of(self, n: Node) -> Range:
         """What an integer expression can reach; its tensor-dependent parts are unknown."""
         self._fill([n, *(a for g in self.guards for a in g.terms)])
-        return self._linear(linear_forms(n)[n])
+        return self._part(n)
 
     def _fill(self, nodes: Iterable[Node]) -> None:
         """Ranges of all atoms below, arguments first, so that no recursion is needed."""
-        for m in walk(nodes):
-            if m not in self.atoms:
-                self.atoms[m] = self._atom(m)
+        order = walk(nodes)
+        for m in order:
+            self.forms[m] = self.forms.get(m) or _form(m, self.forms)
+        needed = {a for m in order for a in self.forms[m].terms} - self.atoms.keys()
+        simple = {m for m in needed if isinstance(m, Index) or uniform(m)}
+        for m in sorted((m for m in order if m in needed), key=lambda m: m not in simple):
+            self.atoms[m] = self._atom(m)
 
     def _linear(self, form: Linear) -> Range:
         forms = list(self._shifted(form, 1)), list(self._shifted(form, -1))
@@ -227,9 +240,12 @@ class Intervals:
         return Range(tuple(lo[: 2 * CANDIDATES]), tuple(hi[: 2 * CANDIDATES]))
 
     def _shifted(self, form: Linear, sign: int) -> Iterator[Linear]:
-        """form, and form + sign · k · guard where that cancels an atom that varies: bounds of it are bounds of form."""
+        """form, and form + sign · k · guard where that cancels an atom that varies: bounds of it are bounds of form.
+
+        A guard about an atom whose range is being found waits until it is known.
+        """
         yield form
-        for guard in self.guards:
+        for guard in (g for g in self.guards if g.terms.keys() <= self.atoms.keys()):
             for atom, c in form.terms.items():
                 g = guard.terms.get(atom, 0) * sign
                 if atom.axes and g * c < 0 and c % g == 0:
@@ -240,14 +256,14 @@ class Intervals:
         """Σ of the ends of each atom."""
         lo, hi = [Linear({}, form.constant)], [Linear({}, form.constant)]
         for atom, c in form.terms.items():
-            r = self.atoms.get(atom) or self._atom(atom)
+            r = self.atoms[atom]
             low, high = (r.lo, r.hi) if c > 0 else (r.hi, r.lo)
             lo = [a.plus(b, c) for a, b in islice(product(lo, low), CANDIDATES)]
             hi = [a.plus(b, c) for a, b in islice(product(hi, high), CANDIDATES)]
         return Range(tuple(lo), tuple(hi))
 
     def _part(self, n: Node) -> Range:
-        return self._linear(linear_forms(n)[n])
+        return self._linear(linear_forms(n, self.forms)[n])
 
     def _atom(self, n: Node) -> Range:
         if uniform(n):

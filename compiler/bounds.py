@@ -14,7 +14,7 @@ from ..dsl.diagnostics import Diagnostics
 from ..dsl.source import Span
 from ..dsl.types import DType
 from .affine import ONE, Intervals, Linear, Range, at_least, extremum, inequalities, linear_forms, uniform
-from .spelling import spell
+from .spelling import brief
 from .tensor_ir import (
     Apply,
     Check,
@@ -50,9 +50,11 @@ class Place:
     axes: frozenset[str]
     guards: tuple[Node, ...] = ()
 
-    def under(self, *conditions: Node | None) -> Place:
-        new = tuple(c for c in conditions if c is not None and c not in self.guards)
-        return Place(self.axes, (*self.guards, *new)) if new else self
+    def under(self, condition: Node | None) -> Place:
+        """Where a condition holds, too; one that says nothing about integers is left out."""
+        if condition is None or condition in self.guards or not _informative(condition):
+            return self
+        return Place(self.axes, (*self.guards, condition))
 
     def inside(self, bound: Iterable[str]) -> Place:
         """Within a reduction: conditions on an axis that is bound anew say nothing about it."""
@@ -60,18 +62,32 @@ class Place:
         return Place(self.axes | names, tuple(g for g in self.guards if not g.axes & names))
 
 
+def _informative(condition: Node) -> bool:
+    return uniform(condition) or any(inequalities([condition]))
+
+
+PLACES = 64
+"""Sets of conditions told apart for one shared expression; beyond them, what all of them have in common."""
+
+
 def visits(root: Node, place: Place, wanted: set[Node]) -> Iterator[tuple[Node, Place]]:
     """Nodes of `wanted` below `root`, each once for every set of conditions under which it is evaluated."""
     relevant = _above(root, wanted)
-    seen: set[tuple[Node, Place]] = set()
+    seen: dict[Node, list[Place]] = {}
     stack = [(root, place)]
     while stack:
-        item = stack.pop()
-        if item[0] in relevant and item not in seen:
-            seen.add(item)
-            if item[0] in wanted:
-                yield item
-            stack.extend(parts(*item))
+        node, at = stack.pop()
+        places = seen.setdefault(node, [])
+        if node not in relevant or at in places:
+            continue
+        if len(places) >= PLACES:
+            at = Place(at.axes, tuple(g for g in at.guards if all(g in p.guards for p in places)))
+            if at in places:
+                continue
+        places.append(at)
+        if node in wanted:
+            yield node, at
+        stack.extend(parts(node, at))
 
 
 def _above(root: Node, wanted: set[Node]) -> set[Node]:
@@ -146,7 +162,7 @@ class _Bounds:
         for k, (i, extent) in enumerate(zip(indices, self.graph.shape_of(tensor), strict=True)):
             if not self._bare(i, extent) and not _from_tensors(i):
                 self._index(
-                    f"index {k + 1} of `{tensor}`, `{spell(i)}`,",
+                    f"index {k + 1} of `{tensor}`, `{brief(i)}`,",
                     i,
                     extent,
                     place,
@@ -164,7 +180,7 @@ class _Bounds:
             return
         sides = [self._side(room.lo, nonempty), self._side(room.hi, nonempty)]
         for good, bounds, words in zip(
-            sides, (reach.lo, reach.hi), ("below 0", f"past {spell(last.node())}"), strict=True
+            sides, (reach.lo, reach.hi), ("below 0", f"past {brief(last.node())}"), strict=True
         ):
             if good is False:
                 self._outside(what, i, extent, bounds, words, span)
@@ -175,7 +191,7 @@ class _Bounds:
         if sides[1] is None:
             conditions.append(apply("le", fold(_lesser, reach.hi).node(), last.node()))
         if conditions:
-            message = f"{what} leaves its axis, which has extent {spell(extent)}"
+            message = f"{what} leaves its axis, which has extent {brief(extent)}"
             condition = fold(lambda a, b: apply("and", a, b), conditions)
             self.checks.append(self._check(condition, place, message, span))
 
@@ -193,24 +209,24 @@ class _Bounds:
     ) -> None:
         self.sink.error(
             "E0401",
-            f"{what} leaves its axis, which has extent {spell(extent)}",
+            f"{what} leaves its axis, which has extent {brief(extent)}",
             span,
-            note=f"it reaches {spell(bounds[0].node())}, {words}",
+            note=f"it reaches {brief(bounds[0].node())}, {words}",
             help=f"guard the read: `where({self._guard(i, extent)}, …, 0)`, or cut the range with a predicate",
         )
 
     def _cannot_prove(self, what: str, i: Node, extent: Node, span: Span | None) -> None:
         self.sink.error(
             "E0402",
-            f"{what} cannot be shown to stay in its axis, which has extent {spell(extent)}",
+            f"{what} cannot be shown to stay in its axis, which has extent {brief(extent)}",
             span,
             note="sums, products, `//`, `%`, `min` and `max` of indices, extents and scalars can be followed",
-            help=f"clamp it: `max(0, min({spell(i)}, {spell(extent)} - 1))`",
+            help=f"clamp it: `max(0, min({brief(i)}, {brief(extent)} - 1))`",
         )
 
     def _guard(self, i: Node, extent: Node) -> str:
-        text = spell(i)
-        return f"0 <= {text} and {text} < {spell(extent)}"
+        text = brief(i)
+        return f"0 <= {text} and {text} < {brief(extent)}"
 
     # ------------------------------------------------------------ divisors
 
@@ -220,12 +236,12 @@ class _Bounds:
         if isinstance(divisor, Const):
             if divisor.value == 0:
                 self.sink.error(
-                    "E0403", f"`{spell(n)}` divides by 0", n.span, help="divide by something else"
+                    "E0403", f"`{brief(n)}` divides by 0", n.span, help="divide by something else"
                 )
             return
         if _from_tensors(divisor):
             return
-        message = f"`{spell(n)}` divides by `{spell(divisor)}`, which is 0"
+        message = f"`{brief(n)}` divides by `{brief(divisor)}`, which is 0"
         if uniform(divisor):
             self.divisors.append(
                 self._check(apply("ne", divisor, const(0, DType.I64)), place, message, n.span)
@@ -237,13 +253,13 @@ class _Bounds:
         if above is False:
             self.sink.error(
                 "E0403",
-                f"the divisor `{spell(divisor)}` may be 0",
+                f"the divisor `{brief(divisor)}` may be 0",
                 divisor.span if divisor.args else n.span,
-                help=f"guard the division: `where({spell(divisor)} > 0, …, 0)`",
+                help=f"guard the division: `where({brief(divisor)} > 0, …, 0)`",
             )
         elif above is None:
             condition = apply("lt", const(0, DType.I64), fold(_greater, reach.lo).node())
-            message = f"`{spell(n)}` divides by `{spell(divisor)}`, which may be 0"
+            message = f"`{brief(n)}` divides by `{brief(divisor)}`, which may be 0"
             self.divisors.append(self._check(condition, place, message, n.span))
 
     # ------------------------------------------------------------ checks

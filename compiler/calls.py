@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .evaluate import Number, evaluate
-from .spelling import spell
+from .spelling import brief
 from .tensor_ir import Apply, Check, Extent, Graph, Node, Scalar, walk
 
 
@@ -49,7 +49,7 @@ def _complete(graph: Graph, shapes: Mapping[str, tuple[int, ...]], scalars: Mapp
 
 
 def _entries(shape: tuple[Node, ...]) -> str:
-    return ", ".join(spell(n) for n in shape)
+    return ", ".join(brief(n) for n in shape)
 
 
 def _declared(graph: Graph, name: str, scalars: Mapping[str, Number]) -> int:
@@ -88,7 +88,7 @@ def _solve(
     value, rest = divmod(shapes[tensor][k] - at_0, at_1 - at_0)
     if rest or value < 0:
         raise ValueError(
-            f"{graph.name}: {_place(graph, shapes, tensor, k)}; no extent {name} of at least 0 makes `{spell(node)}` that"
+            f"{graph.name}: {_place(graph, shapes, tensor, k)}; no extent {name} of at least 0 makes `{brief(node)}` that"
         )
     found[name] = value
     origin[name] = f"{_place(graph, shapes, tensor, k)}, so {name} = {value}"
@@ -110,7 +110,7 @@ def _agree(
     reasons = [origin[n.name] for n in walk([node]) if isinstance(n, Extent) and n.name in origin]
     why = f"; {' and '.join(dict.fromkeys(reasons))}" if reasons else ""
     raise ValueError(
-        f"{graph.name}: {_place(graph, shapes, tensor, k)}, but `{spell(node)}` must be {want}{why}"
+        f"{graph.name}: {_place(graph, shapes, tensor, k)}, but `{brief(node)}` must be {want}{why}"
     )
 
 

@@ -12,11 +12,12 @@ from ..dsl import syntax
 from ..dsl.diagnostics import Diagnostics, refuse
 from ..dsl.types import NAMES, DType
 from . import tensor_ir as ir
+from .affine import never_negative
 from .bounds import bounds_checks
 from .expressions import Declared, Expressions, Scope
 from .operands import expect_bool, expect_integer, stored
 from .ranges import Use, visible
-from .spelling import spell
+from .spelling import brief
 from .tensor_ir import Check, Definition, Graph, Node, ScalarParam, Tensor
 
 NOWHERE = Scope({}, frozenset())
@@ -221,10 +222,10 @@ class _Kernel:
         if explicit is not None and given is not None and explicit is not given:
             self.sink.error(
                 "E0202",
-                f"index `{name}` has two ranges: {spell(given)} and {spell(explicit)}",
+                f"index `{name}` has two ranges: {brief(given)} and {brief(explicit)}",
                 bound.span,
-                note=f"the output's declared shape gives it the range {spell(given)}",
-                help=f"leave the range out, or write `{name} in {spell(given)}`",
+                note=f"the output's declared shape gives it the range {brief(given)}",
+                help=f"leave the range out, or write `{name} in {brief(given)}`",
             )
             return None
         return explicit
@@ -289,12 +290,12 @@ class _Kernel:
         return checks
 
     def positive_extents(self) -> list[Check]:
-        """Ranges that are differences could be negative; they are checked at the call."""
+        """Ranges that could be negative, differences and scalars, are checked at the call."""
         checks = []
         for axis, extent in self.declared.axes.items():
-            if any(isinstance(n, ir.Apply) and n.op in ("sub", "neg") for n in ir.walk([extent])):
+            if not never_negative(extent):
                 condition = ir.apply("le", ir.const(0, DType.I64), extent)
-                message = f"the range `{spell(extent)}` of index `{axis}` must not be negative"
+                message = f"the range `{brief(extent)}` of index `{axis}` must not be negative"
                 checks.append(Check(condition, "shape", message, extent.span))
         return checks
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .spelling import spell
+from .spelling import brief
 from .tensor_ir import Apply, Cast, Const, Extent, Node, Scalar, walk
 
 Number = int | float | bool
@@ -87,7 +87,7 @@ def _value(
             return chosen if isinstance(chosen, Fault) else values[a] if chosen else values[b]
         case Apply(op=op, operands=operands):
             return _apply(n, op, [values[o] for o in operands])
-    raise TypeError(f"{spell(n)} has no value without a tensor")
+    raise TypeError(f"{brief(n)} has no value without a tensor")
 
 
 def _short_circuit(op: str, a: Number | Fault, b: Number | Fault) -> Number | Fault:
@@ -105,9 +105,9 @@ def _apply(n: Node, op: str, operands: list[Number | Fault]) -> Number | Fault:
     try:
         return _OPERATIONS[op](*numbers)
     except ZeroDivisionError:
-        return Fault(f"`{spell(n)}` divides by zero")
+        return Fault(f"`{brief(n)}` divides by zero")
     except (ValueError, OverflowError):
-        return Fault(f"`{spell(n)}` has no finite value")
+        return Fault(f"`{brief(n)}` has no finite value")
 
 
 def _cast(n: Node, x: Number | Fault) -> Number | Fault:

@@ -20,7 +20,7 @@ from ..dsl.types import NAMES, DType
 from . import tensor_ir as ir
 from .operands import Value, expect_bool, expect_integer, literal, operate, reduction, refused
 from .ranges import Use, bare_uses, is_reduction, mentioned, the_extent
-from .spelling import spell
+from .spelling import brief
 from .tensor_ir import Node
 
 BINARY = {
@@ -337,7 +337,7 @@ class Expressions:
 
     def only_extent(self, name: syntax.Name, uses: list[Use] | None) -> Node | None:
         """The one extent of what an index subscripts, None after an error."""
-        return None if uses is None else the_extent(name, uses, self.declared.extents, spell, self.sink)
+        return None if uses is None else the_extent(name, uses, self.declared.extents, brief, self.sink)
 
     def _agrees(self, bound: syntax.BoundIndex, axis: str, scope: Scope) -> None:
         """An explicit range on an index that is bound already must repeat its extent."""
@@ -348,7 +348,7 @@ class Expressions:
         if extent is not None and extent is not have:
             self.sink.error(
                 "E0202",
-                f"index `{bound.name.name}` has two ranges: {spell(have)} and {spell(extent)}",
+                f"index `{bound.name.name}` has two ranges: {brief(have)} and {brief(extent)}",
                 bound.span,
                 help="use another name for the index here",
             )

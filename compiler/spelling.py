@@ -8,8 +8,16 @@ from . import notation
 from .notation import Piece
 from .tensor_ir import Apply, Carried, Cast, Const, Extent, Index, Node, Read, Reduce, Scalar, When, walk
 
+LONG, BRIEF = 4000, 120
+"""Characters of an expression in a listing and in a message; the middle of a longer one is left out."""
 
-def spell(node: Node, names: Mapping[Node, str] | None = None) -> str:
+
+def brief(node: Node) -> str:
+    """`spell` for messages."""
+    return spell(node, limit=BRIEF)
+
+
+def spell(node: Node, names: Mapping[Node, str] | None = None, limit: int = LONG) -> str:
     """One line of text. Shared parts are repeated, so this is for index expressions, shapes and conditions.
 
     Nodes of `names` are written by their name, but for the root.
@@ -17,8 +25,14 @@ def spell(node: Node, names: Mapping[Node, str] | None = None) -> str:
     done: dict[Node, Piece] = {}
     for n in walk([node]):
         named = names is not None and n in names and n is not node
-        done[n] = Piece(names[n]) if names and named else _piece(n, [done[a] for a in n.args])
+        piece = Piece(names[n]) if names and named else _piece(n, [done[a] for a in n.args])
+        done[n] = Piece(_shortened(piece.text, limit), piece.level)
     return done[node].text
+
+
+def _shortened(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} … {text[-half:]}"
 
 
 def _piece(node: Node, args: list[Piece]) -> Piece:

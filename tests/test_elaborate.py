@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tileloom.compiler import tensor_ir as t
 from tileloom.compiler.elaborate import elaborate
+from tileloom.compiler.interpreter.tensor import run
+from tileloom.compiler.passes.canonicalize import canonicalize
+from tileloom.compiler.remarks import Remarks
 from tileloom.compiler.spelling import spell
 from tileloom.compiler.tensor_ir import Graph
 from tileloom.dsl.diagnostics import TileError
@@ -153,6 +157,31 @@ def test_a_long_chain_needs_no_recursion() -> None:
     g = graph(f"kernel f(x: f32[N]) -> y: f32[N] {{ y[i] = {' + '.join(['x[i]'] * terms)} }}")
     adds = sum(isinstance(n, t.Apply) for n in t.walk([g.definition("y").value]))
     assert adds == terms - 1
+
+
+@pytest.mark.parametrize(
+    ("step", "use"),
+    [
+        ("y * y", "g(x[i], i)"),
+        ("y % 7 + y // 3", "x[g(i, i) * 0]"),
+        ("where(i > {k}, y, y + 1)", "where(i > 0, g(x[i - 1], i), 0)"),
+        (
+            "(y and i > {k}) and (y and i < {k} + 40)",
+            "sum[j | g(i > 0, j)](where(g(j > 2, i), x[i - 1] * x[j], 0))",
+        ),
+    ],
+)
+def test_doubling_costs_no_doubled_time(step: str, use: str) -> None:
+    """A chain of fns that use their value twice is small as a graph and 2^40 terms as a tree."""
+    fns = ["fn twice0(x, i) = x"]
+    fns += [
+        f"fn twice{k}(x, i) {{ y = twice{k - 1}(x, i)\n return {step.format(k=k)} }}" for k in range(1, 41)
+    ]
+    text = "\n".join([*fns, f"kernel f(x: f32[N]) -> o: f32[N] {{ o[i] = {use.replace('g(', 'twice40(')} }}"])
+    g = canonicalize(graph(text), Remarks())
+    got = run(g, {"x": np.ones(3, np.float32)}, {})["o"]
+    assert got.shape == (3,)
+    assert len(spell(g.definition("o").value)) < 10_000
 
 
 def test_names_of_locals_are_kept() -> None:

@@ -23,7 +23,7 @@ from ..calls import check_call, extents_of
 from ..evaluate import Number, evaluate
 from ..passes.canonicalize import canonicalize
 from ..remarks import Remarks
-from ..spelling import spell
+from ..spelling import brief
 from ..tensor_ir import (
     FLOATING,
     Apply,
@@ -47,6 +47,9 @@ Precision = Literal["storage", "float64"]
 Window = tuple[tuple[str, int, int], ...]
 BLOCK_ELEMENTS = 1 << 22
 """Elements of the largest temporary array; a definition is evaluated in blocks of its leading axes to stay below."""
+
+FACTORS = 8
+"""Factors of a product that are told apart."""
 
 
 def run(
@@ -291,7 +294,7 @@ class _Block:
         for k, (i, size) in enumerate(zip(indices, data.shape, strict=True)):
             wrong = (i < 0) | (i >= size)
             if wrong.any():
-                words = f"index {k + 1} of `{node.tensor}`, `{spell(node.indices[k])}`, is outside it"
+                words = f"index {k + 1} of `{node.tensor}`, `{brief(node.indices[k])}`, is outside it"
                 found.append(Named(axes, np.where(wrong, self.run.fault(words), 0).astype(np.int16)))
         if 0 in data.shape:
             return Value(Named(axes, np.zeros(shape, data.dtype)), self._first(found))
@@ -326,7 +329,7 @@ class _Block:
         if node.op in ("floordiv", "mod") and node.dtype.is_integer:
             zero = args[1].value.data == 0
             if zero.any():
-                number = self.run.fault(f"`{spell(node)}` divides by zero")
+                number = self.run.fault(f"`{brief(node)}` divides by zero")
                 faults.append(Named(args[1].value.axes, np.where(zero, number, 0).astype(np.int16)))
         if not any(faults):
             return None
@@ -467,10 +470,16 @@ def _contraction(node: Reduce) -> bool:
 
 def _factors(node: Reduce) -> list[Node]:
     """The factors of the body that are no products themselves, in order."""
-    out, stack = [], [node.body]
+    out: list[Node] = []
+    stack = [node.body]
     while stack:
         n = stack.pop()
-        if isinstance(n, Apply) and n.op == "mul" and n.dtype is node.dtype:
+        if (
+            isinstance(n, Apply)
+            and n.op == "mul"
+            and n.dtype is node.dtype
+            and len(out) + len(stack) < FACTORS
+        ):
             stack.extend(reversed(n.operands))
         else:
             out.append(n)

@@ -120,14 +120,12 @@ def skip_zeros(n: Reduce, support: Support) -> Node:
 
 
 def _conjuncts(p: Node) -> list[Node]:
-    out, stack = [], [p]
-    while stack:
-        n = stack.pop()
-        if isinstance(n, Apply) and n.op == "and":
-            stack.extend(reversed(n.operands))
-        else:
-            out.append(n)
-    return out
+    """The conditions that `and` joins, each once."""
+    joined = {p}
+    for n in reversed(walk([p])):  # users first
+        if n in joined and isinstance(n, Apply) and n.op == "and":
+            joined.update(n.operands)
+    return [n for n in walk([p]) if n in joined and not (isinstance(n, Apply) and n.op == "and")]
 
 
 class _Factors:
@@ -151,15 +149,14 @@ class _Factors:
         return done[body]
 
     def _path(self, body: Node) -> list[Node]:
-        """The factors, outer ones first."""
-        out: dict[Node, None] = {}
+        """The factors, each after all its users."""
+        found = {body}
         stack = [body]
         while stack:
-            n = stack.pop()
-            out.pop(n, None)  # after all its users
-            out[n] = None
-            stack.extend(reversed(self._factors(n)))
-        return list(out)
+            new = [f for f in self._factors(stack.pop()) if f not in found]
+            found.update(new)
+            stack.extend(new)
+        return [n for n in reversed(walk([body])) if n in found]
 
     def _factors(self, n: Node) -> tuple[Node, ...]:
         match n:
