@@ -28,7 +28,7 @@ import numpy as np
 
 from ..compiler.interpreter.arithmetic import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
-from ..compiler.target import CudaTarget
+from ..compiler.target import TARGETS, CudaTarget
 from ..compiler.tile_ir import Param, TileModule
 
 INSTALL = "pip install 'tileloom[cuda]'"
@@ -230,6 +230,31 @@ def _checked(result: tuple[Any, ...]) -> Any:
         text = driver.cuGetErrorString(error)[1]
         raise RuntimeError(f"CUDA driver: {text.decode() if text else error}")
     return values[0] if len(values) == 1 else values
+
+
+def present(number: int = 0) -> CudaTarget | None:
+    """The best target that a device of this machine runs; None where there is no driver or no such device."""
+    try:
+        driver = _driver()
+        _checked(driver.cuInit(0))
+        handle = _checked(driver.cuDeviceGet(number))
+    except (ImportError, RuntimeError):  # cuda-python raises RuntimeError where no driver library is found
+        return None
+    wanted = driver.CUdevice_attribute
+    capability = (
+        _checked(driver.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle)),
+        _checked(driver.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)),
+    )
+    cuda_targets = (t for t in TARGETS.values() if isinstance(t, CudaTarget))
+    runs = [t for t in cuda_targets if runs_on(t, capability)]
+    return max(runs, key=lambda t: t.capability, default=None)
+
+
+def runs_on(target: CudaTarget, capability: tuple[int, int]) -> bool:
+    """Code for a target runs on devices of its capability or a later one, of its own only where it is specific."""
+    return target.capability == capability or (
+        target.capability < capability and not target.architecture_specific
+    )
 
 
 @cache

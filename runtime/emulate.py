@@ -18,6 +18,7 @@ import ast
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,8 @@ def load(source: str) -> dict[str, Kernel]:
     """The kernels of a generated source, by name."""
     state = State()
     tree = _Rewrite().visit(ast.parse(source))
-    names: dict[str, Any] = {**FUNCTIONS, "cuda": _Cuda(state)}
+    cuda = _Cuda(state)
+    names: dict[str, Any] = {**FUNCTIONS, **cuda.pointers(), "cuda": cuda}
     exec(compile(ast.fix_missing_locations(tree), "<emulated>", "exec"), names)
     return {
         name: Kernel(name, names[name], state, launch["threads"], launch["tasks"])
@@ -354,6 +356,14 @@ class _Cuda:
 
     def local_array(self, size: int, cast: Callable[[Any], Any], line: int) -> Local:
         return Local(self.state, size, cast)
+
+    def pointers(self) -> dict[str, Callable[..., Any]]:
+        """`registers_t` and `view_t`, pointers on the device, are arrays with bounds here."""
+        made: dict[str, Callable[..., Any]] = {}
+        for name in ("f64", "f32", "i64", "i32"):
+            made[f"registers_{name}"] = partial(Local, self.state, cast=FUNCTIONS[name])
+            made[f"view_{name}"] = lambda array, start, stop: array[start:stop]
+        return made
 
     @property
     def threadIdx(self) -> _Number:

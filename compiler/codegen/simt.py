@@ -85,6 +85,20 @@ from .tile_types import (
 )
 
 WIDEST_LINE = 76  # a longer expression is cut into named parts
+# How many instructions of a loop nest NVVM still unrolls, about; what comes for sm_100 and later unrolls less.
+LONGEST_UNROLLED_BEFORE_LLVM_20, LONGEST_UNROLLED = 3000, 1000
+WORK = {
+    "erf": 60,
+    "pow": 120,
+    "tanh": 40,
+    "sin": 120,
+    "cos": 120,
+    "exp": 20,
+    "exp2": 8,
+    "log": 30,
+    "log2": 30,
+    "div": 10,
+}
 MOST_VALUES = 128  # elements of one tile a thread may hold in registers
 RESERVED = frozenset(
     {
@@ -125,7 +139,7 @@ def generate(module: TileModule, target: CudaTarget) -> str:
     """The source of a module's kernels for a target. Raises `TileError` where a tile does not fit, naming the tile."""
     kernels = [_Kernel(p, target) for p in module.programs]
     bodies = ["\n".join(k.lines()) for k in kernels]
-    ours = sorted(set().union(*(intrinsics_in(b) for b in bodies)))
+    ours = sorted(set[str]().union(*(intrinsics_in(b) for b in bodies)))
     head = [
         f'"""{_plain(module.name)}: made by tileloom for {target.name}, tier simt."""',
         "",
@@ -231,8 +245,6 @@ class _Names:
             name, n = f"{base}_{n}", n + 1
         self.taken.add(name)
         return name
-
-
 
 
 @dataclass(frozen=True)
@@ -430,7 +442,7 @@ class _Kernel:
                 f"    shared_{dtype} = cuda.shared.array({0 if dtype is dynamic else size}, {_held(dtype)})"
             )
         for b in self.memory.all_buffers:
-            body.append(f"    {b.name} = shared_{b.dtype}[{b.start} : {b.start + b.size}]")
+            body.append(f"    {b.name} = {_view(b)}")
         return [*head, *body, *self.text.out]
 
     def _parameters(self) -> Iterator[str]:
@@ -524,7 +536,7 @@ class _Kernel:
         layout = layout or self.deal.layout(t.axes)
         self._check_elements(name, layout)
         array = self.names.fresh(name)
-        self.text.line(f"{array} = cuda.local.array({layout.elements}, {_held(t.dtype)})")
+        self.text.line(f"{array} = {_local(t.dtype, layout.elements)}")
         return Registers(array, layout)
 
     def _check_elements(self, name: str, layout: Layout) -> None:
@@ -740,7 +752,7 @@ class _Kernel:
         if isinstance(e, Name) and self.values[e.name].registers == target:
             return
         self.prepare(e, target.layout)
-        with self.nest(target.layout, [e]) as at:
+        for at in self.nest(target.layout, [e]):
             self.text.line(
                 f"{target.array}[{at.element(target.layout)}] = {cast(self.emit(e, at), dtype).text}"
             )
@@ -755,7 +767,7 @@ class _Kernel:
         staged = self.place(f"{name}_shared", t)
         self.prepare(e, layout)
         self.note(self.memory.write(staged.buffer))
-        with self.nest(layout, [e], exists=layout.axes) as at:
+        for at in self.nest(layout, [e], exists=layout.axes):
             code = cast(self.emit(e, at), t.dtype)
             lanes = self.conditions(at, layout.axes)
             if lanes and not (
@@ -897,11 +909,11 @@ class _Kernel:
             self.text.depth += 1
         over = Layout(d.over, tuple(Spread(self.tiles[x]) for x in d.over))
         for staged, part in zip((a, b), parts, strict=True):
-            with self.nest(part.layout, []) as at:
+            for at in self.nest(part.layout, []):
                 whole = Point(_joined(part.layout, over), {**at.counters, **counters})
                 value = convert(Code(self.spot(staged, whole), compute(staged.buffer.dtype)), dtype)
                 self.text.line(f"{part.array}[{at.element(part.layout)}] = {value.text}")
-        with self.nest(layout, []) as at:
+        for at in self.nest(layout, []):
             old, x, y = (Code(f"{r.array}[{at.element(r.layout)}]", dtype) for r in (target, *parts))
             self.text.line(f"{old.text} = {operation('fma', [x, y, old]).text}")
         self.text.depth = depth
@@ -910,7 +922,7 @@ class _Kernel:
         """Registers for what a thread reads of an operand at one step."""
         own = layout.restrict(staged.axes)
         array = self.names.fresh(f"{staged.buffer.name.removesuffix('_shared')}_part")
-        self.text.line(f"{array} = cuda.local.array({own.elements}, {_held(dtype)})")
+        self.text.line(f"{array} = {_local(dtype, own.elements)}")
         return Registers(array, own)
 
     def reduce(self, e: Reduce) -> Expr:
@@ -947,7 +959,7 @@ class _Kernel:
         if s.tensor in self.shared_tensors:
             self.note(self.memory.write(s.tensor))
         param = self.program.param(s.tensor)
-        with self.nest(layout, [*subscripts, value], exists=axes) as at:
+        for at in self.nest(layout, [*subscripts, value], exists=axes):
             where = [convert(self.cut(self.emit(x, at)), DType.I64) for x in subscripts]
             conditions = (
                 self.owners(layout)
@@ -1000,34 +1012,48 @@ class _Kernel:
 
     # ------------------------------------------------------------ element loops
 
-    @contextmanager
     def nest(self, layout: Layout, exprs: Iterable[Expr], exists: Iterable[str] = ()) -> Iterator[Point]:
-        """Open the loops of a layout, with the index and existence of each axis that the expressions need."""
-        depth = self.text.depth
-        yield self.open(layout, list(exprs), set(exists), NOWHERE)
-        self.text.depth = depth
+        """The loops over a thread's elements, opened for each point given.
+
+        Long bodies get several points: their outermost loops are written out, for otherwise NVVM would keep them as
+        loops, and registers cannot be indexed.
+        """
+        depth, exprs = self.text.depth, list(exprs)
+        for fixed in self._written_out(layout, exprs):
+            yield self.open(layout, exprs, set(exists), replace(NOWHERE, counters=fixed))
+            self.text.depth = depth
+
+    def _written_out(self, layout: Layout, exprs: list[Expr]) -> Iterator[dict[str, str]]:
+        """Counters of the loops that are written out, one set for each copy of the rest."""
+        limit = LONGEST_UNROLLED_BEFORE_LLVM_20 if self.target.capability < (10, 0) else LONGEST_UNROLLED
+        work = layout.elements * sum(_work(x) for e in exprs for x in leaves(e))
+        copies: list[dict[str, str]] = [{}]
+        for axis, spread in zip(layout.axes, layout.spreads, strict=True):
+            if work <= limit:
+                break
+            copies = [{**c, axis: str(i)} for c in copies for i in range(spread.count)]
+            work //= spread.count
+        yield from copies
 
     def open(self, layout: Layout, exprs: list[Expr], exists: set[str], outer: Point) -> Point:
-        every = [x for e in exprs for x in leaves(e)]
-        exists = exists | {
-            x.axis
-            for load in every
-            if isinstance(load, Load)
-            for x in subexpressions(load)
-            if isinstance(x, AxisIndex)
-        }
-        exists |= {
-            a for load in every if isinstance(load, Load) for a in self.facts.type_of(load, self.types).axes
-        }
-        indexed = {x.axis for x in every if isinstance(x, AxisIndex)}
+        """Open the loops of a layout, with the index and existence of each axis that the expressions need."""
+        indexed, loaded_over = self._axes_needed(exprs)
         counters = dict(outer.counters)
         for axis, spread in zip(layout.axes, layout.spreads, strict=True):
-            counters[axis] = self.axis_names[axis].counter if spread.count > 1 else "0"
-            if spread.count > 1:
-                self.text.line(f"for {counters[axis]} in range({spread.count}):")
-                self.text.depth += 1
-            self._index(Point(layout, counters), axis, axis in indexed, axis in exists)
+            if axis not in counters:
+                counters[axis] = self.axis_names[axis].counter if spread.count > 1 else "0"
+                if spread.count > 1:
+                    self.text.line(f"for {counters[axis]} in range({spread.count}):")
+                    self.text.depth += 1
+            self._index(Point(layout, counters), axis, axis in indexed, axis in exists | loaded_over)
         return Point(_joined(outer.layout, layout), counters)
+
+    def _axes_needed(self, exprs: list[Expr]) -> tuple[set[str], set[str]]:
+        """Axes whose index the expressions name, and axes that loads span."""
+        every = [x for e in exprs for x in leaves(e)]
+        loads = [x for x in every if isinstance(x, Load)]
+        spanned = {a for x in loads for a in self.facts.type_of(x, self.types).axes}
+        return {x.axis for x in every if isinstance(x, AxisIndex)}, spanned
 
     def _index(self, at: Point, axis: str, indexed: bool, exists: bool) -> None:
         names, parts = self.axis_names[axis], self.lane_checks(at, axis) if exists else []
@@ -1224,6 +1250,13 @@ def _starts_late(a: LoopAxis) -> bool:
     return a.lo is not None and not (isinstance(a.lo, Const) and a.lo.value == 0)
 
 
+def _work(e: Expr) -> int:
+    """Instructions of one node, about."""
+    if isinstance(e, Load):
+        return 10
+    return WORK.get(e.op, 1) if isinstance(e, Apply) else 0
+
+
 def _visited(a: LoopAxis, first: str, end: str, reverse: bool) -> str:
     """The arguments of `range` for the first indices of tiles that meet [first, end)."""
     size = a.tile or 1
@@ -1239,6 +1272,19 @@ def _visited(a: LoopAxis, first: str, end: str, reverse: bool) -> str:
 
 def _grouped(text: str) -> str:
     return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+def _local(dtype: DType, elements: int) -> str:
+    """A thread's own array: a pointer to registers, for an index into an array is checked for being negative each time."""
+    held = compute(dtype)
+    return f"cuda.local.array({elements}, boolean)" if held is DType.BOOL else f"registers_{held}({elements})"
+
+
+def _view(b: Buffer) -> str:
+    """A part of an arena, as a pointer for the same reason."""
+    if b.dtype is DType.BOOL:
+        return f"shared_{b.dtype}[{b.start} : {b.start + b.size}]"
+    return f"view_{b.dtype}(shared_{b.dtype}, {b.start}, {b.start + b.size})"
 
 
 def _staged(value: Value) -> Staged:
@@ -1307,7 +1353,7 @@ class _Reduction:
         places = (
             k.registers(f"{name}_at", TileType(DType.I64, self.kept.axes), self.kept) if self.place else None
         )
-        with k.nest(self.kept, [self.e.arg]) as at:
+        for at in k.nest(self.kept, [self.e.arg]):
             self.whole(at)
             k.text.line(f"{values.array}[{at.element(self.kept)}] = {self.name}")
             if places:
@@ -1384,7 +1430,7 @@ class _Reduction:
         slot = k.cut(Code(self.slot(bits), DType.I64), 0).text
         for p in parts:
             k.note(k.memory.write(p.buffer))
-        with k.nest(self.kept, []) as at:
+        for at in k.nest(self.kept, []):
             writer = self.writers() + k.inside(at, self.kept.axes)
             k.guarded(
                 writer,
@@ -1395,7 +1441,7 @@ class _Reduction:
             )
         for p in parts:
             k.note(k.memory.read(p.buffer))
-        with k.nest(self.kept, []) as at:
+        for at in k.nest(self.kept, []):
             self.fold_parts(parts, stride, 1 << len(bits), at)
             if self.kept.axes:
                 for name, array in zip((self.name, self.place), arrays, strict=True):

@@ -62,6 +62,44 @@ def _argument_names(body: Callable[..., Any]) -> tuple[str, ...]:
     return body.__code__.co_varnames[: body.__code__.co_argcount]
 
 
+# ---------------------------------------------------------------- arrays as pointers
+
+
+def _registers(element: Any) -> Any:
+    """`registers_t(n)`: a thread's own n values. Loops over them of constant length unroll, and they live in registers."""
+
+    def implement(count: Any) -> tuple[Any, Callable[..., Any]] | None:
+        if not isinstance(count, types.IntegerLiteral):
+            return None  # numba asks again with the literal's type
+
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            kind = ir.ArrayType(context.get_value_type(element), count.literal_value)
+            with builder.goto_entry_block():
+                place = builder.alloca(kind)
+            zero = ir.Constant(ir.IntType(32), 0)
+            return builder.gep(place, [zero, zero])
+
+        return pointer_to(element)(count), generate
+
+    return intrinsic(_with_arguments("count", implement))
+
+
+def _view(element: Any) -> Any:
+    """`view_t(array, start, stop)`: elements [start, stop) of a shared array."""
+
+    def implement(array: Any, start: Any, stop: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, values[0]).data
+            return builder.gep(data, [values[1]])
+
+        return pointer_to(element)(array, i64, i64), generate
+
+    return intrinsic(_with_arguments("array, start, stop", implement))
+
+
+registers_f64, registers_f32, registers_i64, registers_i32 = (_registers(t) for t in (f64, f32, i64, i32))
+view_f64, view_f32, view_i64, view_i32 = (_view(t) for t in (f64, f32, i64, i32))
+
 # ---------------------------------------------------------------- floating arithmetic
 
 fma_f32 = _instruction(f32, (f32, f32, f32), "fma.rn.f32 $0, $1, $2, $3;")  # [9.7.3 fma]
