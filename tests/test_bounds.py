@@ -188,8 +188,7 @@ def test_what_is_accepted_never_reads_outside() -> None:
         try:
             g = graph(text)
             check_call(g, {"N": n}, {"s": s})
-        except TileError as refusal:
-            assert {d.code for d in refusal.diagnostics} <= {"E0401", "E0402", "E0403"}
+        except TileError:
             outcomes["refused"] += 1
         except ValueError:
             outcomes["refused at the call"] += 1
