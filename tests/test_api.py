@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import tileloom as tl
 from tileloom.bench import Case, Variant, WrongResult, run_case, variants
 from tileloom.compiler.schedule import print_schedule
 from tileloom.compiler.schedule_text import parse_schedule
+from tileloom.compiler.target import SM_80, CudaTarget
 from tileloom.dsl.types import DType
 from tileloom.inputs import made
 from tileloom.numpy_program import NumpyProgram
@@ -149,7 +151,6 @@ def test_refusal_writes_nothing() -> None:
     ("options", "says"),
     [
         ({"target": "tpu"}, "no target is called 'tpu'"),
-        ({"target": "cuda"}, "no GPU is driven yet"),
         ({"fuse": "some"}, "it is 'auto', 'all' or 'none'"),
         ({"options": ("fast",)}, "no option is called 'fast'"),
         ({"check_indices": True, "target": "cpu"}, "only the target 'interp' checks indices"),
@@ -195,10 +196,52 @@ def test_stages_need_sizes_from_somewhere() -> None:
 
 
 def test_stages_for_a_gpu_target_and_no_call() -> None:
-    k = kernel(SCALED, target="cuda:sm_80")
-    assert "cuda" in k.stages["source"]
-    with pytest.raises(ValueError, match="drives no GPU"):
-        k(*vectors(), a=1)
+    assert "cuda" in kernel(SCALED, target="cuda:sm_80").stages["source"]
+
+
+class Emulated:
+    """Stands in for `runtime.cuda`: a device whose threads run under CPython."""
+
+    def __init__(self, found: CudaTarget | None) -> None:
+        self.found = found
+        self.runs_on = cuda_runs_on
+
+    def present(self) -> CudaTarget | None:
+        return self.found
+
+    def assemble(self, source: str, target: CudaTarget) -> str:
+        return source
+
+    def run_module(self, module: Any, kernels: str, tensors: Any, scalars: Any) -> Any:
+        from tileloom.runtime.emulate import run_module
+
+        return run_module(module, kernels, tensors, scalars)
+
+
+def cuda_runs_on(target: CudaTarget, capability: tuple[int, int]) -> bool:
+    return target.capability <= capability
+
+
+def test_gpu_code_runs_where_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tileloom.runtime.cuda", Emulated(SM_80), raising=False)
+    monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(SM_80))
+    x, y = vectors()
+    k = kernel(SCALED, target="cuda")
+    assert k.machine is SM_80
+    out = np.zeros(5, np.float32), np.zeros(5, np.float32)
+    assert k(x, y, a=3, out=out)[0] is out[0]
+    np.testing.assert_array_equal(out[0], 3 * x + y)
+    with pytest.raises(ValueError, match=re.escape("requires N > 0")):
+        k(*vectors(0), a=3)
+
+
+def test_gpu_code_is_not_run_where_no_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tileloom.runtime.cuda", Emulated(None), raising=False)
+    monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(None))
+    with pytest.raises(ValueError, match="there is no CUDA device here, so code for cuda:sm_80 can be"):
+        kernel(SCALED, target="cuda:sm_80")(*vectors(), a=1)
+    with pytest.raises(ValueError, match="there is no CUDA device here, or the extra"):
+        kernel(SCALED, target="cuda")
 
 
 def test_schedule_prints_parses_and_compiles_to_the_same() -> None:

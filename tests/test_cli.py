@@ -91,7 +91,6 @@ def test_words_that_are_no_command_line(words: list[str]) -> None:
         (["run", ATTENTION, "-D", "N"], 2, "-D N is no setting"),
         (["run", ATTENTION + ":other"], 2, "has no kernel `other`; it has: attention"),
         (["run", ATTENTION, "--target", "gpu"], 2, "no target is called 'gpu'"),
-        (["run", ATTENTION, "--target", "cuda:sm_90a"], 1, "this version drives no GPU"),
         (["run", ATTENTION, "--schedule", "nowhere"], 1, "no schedule of that name"),
         (["run", ATTENTION, "--option", "x"], 2, "no option is called 'x'"),
         (["run", ATTENTION, "--inputs", "nowhere.npz"], 1, "cannot read nowhere.npz: No such file"),

@@ -99,6 +99,16 @@ def test_example_equals_numpy_by_hand(name: str, fuse: Any) -> None:
         )
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ORACLES)
+def test_example_on_the_gpu_equals_numpy_by_hand(name: str) -> None:
+    kernel = tl.compile(tl.load(KERNELS[name])[name], target="cuda")
+    tensors, scalars, expected = problem(name, kernel)
+    results = kernel(**tensors, **scalars)
+    for result, wanted in zip(results if isinstance(results, tuple) else (results,), expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ORACLES)
 def test_interpreter_equals_numpy_by_hand(name: str) -> None:
     kernel = tl.compile(tl.load(KERNELS[name])[name], target="interp")

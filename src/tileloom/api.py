@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +25,15 @@ from .dsl.diagnostics import TileError
 from .dsl.load import load, parse
 from .dsl.syntax import ProgramKernel
 from .dsl.types import NAMES, DType
-from .execution import interpret, ready
+from .execution import CannotRun, Run, gpu_target, interpret, on_cpu, on_gpu
 
 if TYPE_CHECKING:
     from .bench import Benchmark
 
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
 
-TARGETS = "`cpu`, `interp`, or `cuda:sm_90a` and its like to look at the generated code"
+TARGETS = "`cpu`, `interp`, `cuda` for the GPU that is here, or one by name, `cuda:sm_90a`"
+REMEMBERED_CALLS = 256
 
 
 def compile(
@@ -89,8 +90,12 @@ class _Variant:
     compilation: Compilation
 
     @cached_property
-    def ready(self) -> Callable[..., Any]:
-        return ready(self.compilation)
+    def on_cpu(self) -> Callable[..., Any]:
+        return on_cpu(self.compilation)
+
+    @cached_property
+    def on_gpu(self) -> Run:
+        return on_gpu(self.compilation)
 
 
 CallKey = tuple[object, ...]
@@ -161,6 +166,8 @@ class CompiledKernel:
         key = _key(positional, named)
         run = self._calls.get(key)
         if run is None:
+            if len(self._calls) >= REMEMBERED_CALLS:
+                self._calls.clear()
             run = self._calls[key] = self._callable(positional, named)
         return run(*positional, out=out, **named)
 
@@ -169,18 +176,27 @@ class CompiledKernel:
         call = bind(self.kernel.kernel, positional, named)
         graph = self.graph(call.dtypes)
         if self.target == "interp":
-            return lambda *positional, out=None, **named: self._interpret(graph, positional, named, out)
+            return self._called(graph, partial(interpret, graph, check_indices=True))
         extents = extents_of(graph, call.shapes, call.scalars)
         check_call(graph, extents, call.scalars)
-        return self._variant(call.dtypes, extents).ready
+        variant = self._variant(call.dtypes, extents)
+        if isinstance(self.machine, CudaTarget):
+            return self._called(graph, variant.on_gpu)
+        return variant.on_cpu
 
-    def _interpret(
-        self, graph: Graph, positional: Sequence[object], named: Mapping[str, object], out: object
-    ) -> Any:
-        call = bind(self.kernel.kernel, positional, named)
+    def _called(self, graph: Graph, run: Run) -> Callable[..., Any]:
+        """A call's manners around what runs on copies: binding, checks, `out=`, updates in place."""
+
+        def call(*positional: object, out: object = None, **named: object) -> Any:
+            return self._on_copies(graph, run, bind(self.kernel.kernel, positional, named), out)
+
+        return call
+
+    def _on_copies(self, graph: Graph, run: Run, call: Arguments, out: object) -> Any:
         extents = extents_of(graph, call.shapes, call.scalars)
+        check_call(graph, extents, call.scalars)
         targets = _outputs(graph, extents, call, out)
-        results = interpret(graph, call.tensors, call.scalars, check_indices=True)
+        results = run(call.tensors, call.scalars)
         for name, tensor in graph.tensors.items():
             if tensor.inout:
                 np.copyto(call.tensors[name], results[name])
@@ -313,7 +329,13 @@ def machine(name: str) -> Target:
     if name == "interp":
         return CPU
     if name == "cuda":
-        raise ValueError(f"target 'cuda': no GPU is driven yet; targets are {TARGETS}")
+        found = gpu_target()
+        if found is None:
+            raise CannotRun(
+                "target 'cuda': there is no CUDA device here, or the extra `cuda` is not installed; name the target, as in "
+                "'cuda:sm_90a', to look at its code"
+            )
+        return found
     try:
         return target(name)
     except TileError:

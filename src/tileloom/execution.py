@@ -1,8 +1,8 @@
-"""One compilation made ready to run: on the CPU through generated source, or on an interpreter."""
+"""One compilation made ready to run: on the CPU or a GPU through generated source, or on an interpreter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,26 +10,26 @@ from .arguments import Array, Scalar
 from .compiler.interpreter import tensor, tile
 from .compiler.interpreter.tensor import Precision
 from .compiler.pipeline import Compilation
+from .compiler.target import CudaTarget
 from .compiler.tensor_ir import Graph
 
 if TYPE_CHECKING:
     from .runtime.launch import Kernel
 
 
+Run = Callable[[Mapping[str, Array], Mapping[str, Scalar]], dict[str, Array]]
+"""Tensors and scalars by name to outputs and updated parameters by name; arguments are not changed."""
+
+
 class CannotRun(ValueError):
-    """There is nothing to run generated code of this target on."""
+    """There is nothing here to run generated code of this target on."""
 
 
-def ready(compilation: Compilation, source: str | None = None, path: str | Path | None = None) -> Kernel:
-    """The kernel of a compilation, from its own source or an edited one (`path` is the file it stands in).
+def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path | None = None) -> Kernel:
+    """The kernel of a compilation for the CPU, from its own source or an edited one (`path` is the file it stands in).
 
-    Raises `CannotRun` for CUDA targets, and ValueError in words where an edited source cannot be read or lacks a function.
+    Raises ValueError in words where an edited source cannot be run or lacks a function.
     """
-    if compilation.target.is_cuda:
-        raise CannotRun(
-            f"code for {compilation.target.name} is generated and assembled, but this version drives no GPU; "
-            "run with target `cpu` or `interp`"
-        )
     from .runtime.kernels import build
     from .runtime.launch import Kernel
 
@@ -45,6 +45,34 @@ def ready(compilation: Compilation, source: str | None = None, path: str | Path 
         return Kernel(compilation.written, compilation.module, functions)
     except KeyError as missing:
         raise ValueError(f"{path or 'the source'} defines no function {missing}") from None
+
+
+def on_gpu(compilation: Compilation) -> Run:
+    """A compilation for a CUDA target on the device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
+    target = compilation.target
+    assert isinstance(target, CudaTarget)
+    try:
+        from .runtime import cuda
+    except ImportError as reason:
+        raise CannotRun(str(reason)) from None
+    found = cuda.present()
+    if found is None or not cuda.runs_on(target, found.capability):
+        there = f"the device here is {found.name}" if found else "there is no CUDA device here"
+        raise CannotRun(
+            f"{there}, so code for {target.name} can be generated and assembled but not run; "
+            "the targets `cpu` and `interp` run anywhere"
+        )
+    kernels = cuda.assemble(compilation.source, target)
+    return lambda tensors, scalars: cuda.run_module(compilation.module, kernels, tensors, scalars)
+
+
+def gpu_target() -> CudaTarget | None:
+    """The target of the device that is there, None where there is none or the extra `cuda` is not installed."""
+    try:
+        from .runtime import cuda
+    except ImportError:
+        return None
+    return cuda.present()
 
 
 def interpret(

@@ -12,7 +12,7 @@ from ..accuracy import DERIVATION, Comparison, compare, largest_tensor, longest_
 from ..api import CompiledKernel
 from ..arguments import Array
 from ..compiler.pipeline import Compilation
-from ..execution import interpret, interpret_tiles, ready
+from ..execution import interpret, interpret_tiles, on_cpu
 from ..render import comparison_table, say
 from .failures import CommandError, refusals, usage
 from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
@@ -37,8 +37,8 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     found = problem(arguments)
     kernel = compiled(arguments, found.kernel)
-    if arguments.source and kernel.target == "interp":
-        raise usage("--source is compiled code; it does not go with --target interp")
+    if arguments.source and kernel.target != "cpu":
+        raise usage(f"--source runs code for the CPU; it does not go with --target {kernel.target}")
     tensors = found.tensors(arguments.seed)
     say(f"{found.name} on {kernel.target}: {found.words()}")
     results = _compiled_results(arguments, kernel, found, tensors)
@@ -56,7 +56,7 @@ def _compiled_results(
     with refusals():
         call: Any = kernel
         if arguments.source:
-            call = ready(
+            call = on_cpu(
                 kernel.compilation(**tensors, **found.numbers), _read(arguments.source), arguments.source
             )
         start = time.perf_counter()
