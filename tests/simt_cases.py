@@ -119,7 +119,8 @@ def attention(m: int, n: int, d: int, kind: str = "f16", bias: bool = False) -> 
         + ("bias: f32[M, N], " if bias else "") + f"o: out {kind}[B, H, M, E], lse: out f32[B, H, M]",
         f"""for b in B, h in H, mt in M by {m} parallel {{
             qt: {kind}[mt, d] = load q[b, h, mt, d]
-            for nt in N by {n} {until} carry (r: f32[mt] = fill(-inf), l: f32[mt] = fill(0.0), acc: f32[mt, e] = fill(0.0)) {{
+            for nt in N by {n} {until}
+                carry (r: f32[mt] = fill(-inf), l: f32[mt] = fill(0.0), acc: f32[mt, e] = fill(0.0)) {{
                 kt: {kind}[nt, d] = load k[b, h // (H // G), nt, d]
                 s: f32[mt, nt] = {keep}
                 r1: f32[mt] = max(r, max[nt](s))
@@ -625,7 +626,8 @@ CASES = [
         """module two {
         scratch s: f32[M]
         tile first(x: f32[M, N], s: out f32[M]) { extents M, N
-            for mt in M by 8 parallel { for nt in N by 32 carry (t: f32[mt] = fill(0.0)) { yield t + sum[nt](load x[mt, nt]) }
+            for mt in M by 8 parallel {
+                for nt in N by 32 carry (t: f32[mt] = fill(0.0)) { yield t + sum[nt](load x[mt, nt]) }
                 store s[mt] = t } }
         tile second(x: f32[M, N], s: f32[M], y: out f32[M, N]) { extents M, N
             for mt in M by 8, nt in N by 32 parallel { store y[mt, nt] = load x[mt, nt] - load s[mt] } }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.target import cuda_target
 from tileloom.compiler.tile_text import parse_module
@@ -29,14 +30,18 @@ needs_toolkit = pytest.mark.skipif(
 def assembled(name: str, target: str) -> Any:
     from tileloom.runtime.cuda import assemble
 
-    (kernel,) = assemble(generate(parse_module(LADDER[name]), cuda_target(target)), cuda_target(target)).values()
+    (kernel,) = assemble(
+        generate(parse_module(LADDER[name]), cuda_target(target)), cuda_target(target)
+    ).values()
     return kernel
 
 
 @cache
 def instructions(name: str, target: str) -> Counter[str]:
     """Opcodes of the machine code, without their modifiers."""
-    return Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)", assembled(name, target).sass, re.M))
+    return Counter(
+        re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)", assembled(name, target).sass, re.M)
+    )
 
 
 MOST_REGISTERS = {"add": 64, "matmul": 168, "softmax": 128, "layernorm": 128, "attention": 224}
@@ -76,7 +81,8 @@ def test_elementwise_code_is_not_contracted(target: str) -> None:
     found = instructions("add", target)
     assert found["FFMA"] == 0
     assert found["FADD"] >= 8
-    text = cases["module"]("m", "x: f32[N], y: out f32[N]", "for i in N by 128 parallel { store y[i] = load x[i] * 3.0 - load x[i] }", "N")  # fmt: skip
+    body = "for i in N by 128 parallel { store y[i] = load x[i] * 3.0 - load x[i] }"
+    text = cases["module"]("m", "x: f32[N], y: out f32[N]", body, "N")
     from tileloom.runtime.cuda import assemble
 
     (kernel,) = assemble(generate(parse_module(text), cuda_target(target)), cuda_target(target)).values()
