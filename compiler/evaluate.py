@@ -41,7 +41,7 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
     "ne": operator.ne,
     "not": operator.not_,
     "exp": math.exp,
-    "exp2": math.exp2 if hasattr(math, "exp2") else lambda x: 2.0**x,
+    "exp2": math.exp2,
     "log": math.log,
     "log2": math.log2,
     "sqrt": math.sqrt,

@@ -306,3 +306,13 @@ def test_a_long_chain_needs_no_recursion() -> None:
     terms = 10_000
     g = graph(f"kernel f(x: f32[N]) -> y: f32[N] {{ y[i] = {' + '.join(['x[i]'] * terms)} }}")
     assert run(g, {"x": np.ones(2, np.float32)}, {})["y"].tolist() == [terms, terms]
+
+
+def test_the_values_tell_a_wrong_rule() -> None:
+    """x + 0.0 -> x, x - x -> 0 and x * 0 -> 0 are the wrong variants that `test_rules_are_exact` must catch."""
+    for before, after in [
+        (t.apply("add", X, ZERO), X),
+        (t.apply("sub", X, X), ZERO),
+        (t.apply("mul", X, ZERO), ZERO),
+    ]:
+        assert evaluate(before).tobytes() != evaluate(after).tobytes()
