@@ -15,10 +15,11 @@ from ..dsl.types import DType
 from . import tile_ir as tile
 from .cascade import Cascade, State
 from .codegen import cpu
+from .codegen.numba_text import Buffer
 from .evaluate import evaluate
+from .passes.fuse import LedgerEntry
 from .passes.guards import guarded_state
 from .passes.lower import with_scaled
-from .passes.fuse import LedgerEntry
 from .pipeline import Compilation
 from .remarks import Remark
 from .schedule import print_schedule
@@ -51,6 +52,15 @@ class ObligationFacts:
 
 
 @dataclass(frozen=True)
+class ExponentFacts:
+    """The argument of an exponential, and what keeps it from overflowing, if anything does."""
+
+    text: str
+    never_positive: bool
+    why: str
+
+
+@dataclass(frozen=True)
 class GuardFacts:
     """One corner case: the running extremum and an element, and the contribution read plainly and through the guard.
 
@@ -69,19 +79,21 @@ class GuardFacts:
 class StateFacts:
     """One reduction of a pass. `name` is its name in the tile program, `where` the user's words for it.
 
-    `g` is the contribution of one element, `h` the part of it that depends on the upstream states only, `repair` the factor
-    (for a maximum or minimum: the summand) that mends the old value when those change, `step` the recurrence.
+    `g` is the contribution of one element, `h` the part of it that depends on the upstream states only, `repair` what mends
+    the old value when those change (`kind`: a factor, a summand, a matrix, or starting again), `step` the recurrence.
     """
 
     name: str
     reduction: str
     where: Where | None
     upstream: tuple[str, ...]
+    kind: str
     g: str
     h: str
     repair: str
     step: str
     obligations: tuple[ObligationFacts, ...]
+    exponents: tuple[ExponentFacts, ...]
     guards: tuple[GuardFacts, ...]
 
 
@@ -251,12 +263,16 @@ def _state(s: State, cascade: Cascade, names: Mapping[str, str], hints: Mapping[
         reduction=f"{s.reduction.fn}[{', '.join(s.reduction.bound)}{words.such(s)}]",
         where=where(s.reduction.span),
         upstream=tuple(names[u] for u in s.upstream),
+        kind=s.kind,
         g=words.spell(s.g),
         h=words.rename(s.h_text),
         repair=words.spell(s.repair) if s.repair is not None else words.rename(s.repair_text),
         step=words.step(s),
         obligations=tuple(
             ObligationFacts(o.name, words.rename(o.formula), o.status, o.how) for o in s.obligations
+        ),
+        exponents=tuple(
+            ExponentFacts(words.rename(x.text), x.never_positive, words.rename(x.why)) for x in s.exponents
         ),
         guards=tuple(_guards(s)),
     )
@@ -284,7 +300,7 @@ class _Words:
         return found | {symbol: self.spell(n) for symbol, n in s.symbols if symbol not in found}
 
     def spell(self, node: Node) -> str:
-        guards = {n: g for n in walk([node]) if isinstance(g := guarded_state(n), Carried)}
+        guards = {n: g for n in walk([node]) if isinstance(g := guarded_state(n) or _still_empty(n), Carried)}
         table = {**self.table, **{n: f"safe({self.table[g]})" for n, g in guards.items()}}
         return table[node] if node in table else spell(node, table)
 
@@ -305,6 +321,16 @@ class _Words:
         part = f"{r.fn}[{', '.join(r.bound)}]({self.spell(s.g)})"
         old = self.spell(s.moved) if s.moved is not None else name
         return f"{name}' = {old} + {part}" if r.fn == "sum" else f"{name}' = {r.fn}({old}, {part})"
+
+
+def _still_empty(n: Node) -> Node | None:
+    """`where(t == 0, 1, t)`, the guard against dividing by a sum that is still 0: the t that it guards."""
+    match n:
+        case Apply(
+            op="where", operands=(Apply(op="eq", operands=(a, Const(value=0))), Const(value=1), b)
+        ) if a is b:
+            return a
+    return None
 
 
 # ---------------------------------------------------------------- guards, shown by numbers
@@ -485,7 +511,7 @@ def task_bytes(c: Compilation) -> int:
     return max((sum(_buffer_bytes(b, c.sizes) for b in task) for task in tasks), default=0)
 
 
-def _buffer_bytes(b: cpu.Buffer, sizes: Mapping[str, int]) -> int:
+def _buffer_bytes(b: Buffer, sizes: Mapping[str, int]) -> int:
     return b.dtype.bytes * math.prod(_length(n, sizes) for n in b.sizes)
 
 

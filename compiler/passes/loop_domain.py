@@ -8,15 +8,38 @@ from ..tensor_ir import Apply, Axes, Const, Index, Node, Read, apply, const, wal
 
 
 @dataclass(frozen=True)
-class LoopDomain:
-    """Indices i of the axis with lo <= i < hi for every bound are all that can take part (both lists may be empty).
+class Limit:
+    """A predicate that says lo <= i < hi of the axis, no more and no less (a bound may be missing)."""
 
-    `domain` are the predicates that hold for every state and read no tensor: where they are false nothing contributes.
+    predicate: Node
+    lo: Node | None
+    hi: Node | None
+
+    @property
+    def axes(self) -> Axes:
+        return frozenset().union(*(b.axes for b in (self.lo, self.hi) if b is not None))
+
+
+@dataclass(frozen=True)
+class LoopDomain:
+    """What the predicates common to all reductions of a loop say about its axis.
+
+    limits      those that are bounds which can be computed before the loop
+    domain      those that read no tensor: where they are false nothing contributes
+    scattered   integer comparisons that read tensors at the axis: bounds of the tensors over a tile may exclude all of it
     """
 
-    lo: list[Node]
-    hi: list[Node]
+    limits: list[Limit]
     domain: list[Node]
+    scattered: list[Node]
+
+    @property
+    def lo(self) -> list[Node]:
+        return [b.lo for b in self.limits if b.lo is not None]
+
+    @property
+    def hi(self) -> list[Node]:
+        return [b.hi for b in self.limits if b.hi is not None]
 
 
 def loop_domain(axis: str, predicates: list[list[Node]], open_axes: Axes) -> LoopDomain:
@@ -25,14 +48,23 @@ def loop_domain(axis: str, predicates: list[list[Node]], open_axes: Axes) -> Loo
     A bound must be computable before the loop: it may use `open_axes` only.
     """
     common = [p for p in predicates[0] if all(p in other for other in predicates[1:])]
-    lo: list[Node] = []
-    hi: list[Node] = []
-    for p in common:
-        for low, high in _solve(p, axis):
-            for bound, into in ((low, lo), (high, hi)):
-                if bound is not None and bound.axes <= open_axes:
-                    into.append(bound)
-    return LoopDomain(lo, hi, [p for p in common if axis in p.axes and _affine(p)])
+    limits = [x for p in common if (x := _limit(p, axis, open_axes)) is not None]
+    solved = [x.predicate for x in limits]
+    about = [p for p in common if axis in p.axes]
+    scattered = [p for p in about if p not in solved and not _affine(p) and _compares_integers(p)]
+    return LoopDomain(limits, [p for p in about if _affine(p)], scattered)
+
+
+def _limit(p: Node, axis: str, open_axes: Axes) -> Limit | None:
+    lo, hi = None, None
+    for low, high in _solve(p, axis):
+        lo, hi = low if low is not None else lo, high if high is not None else hi
+    found = Limit(p, lo, hi)
+    return found if (lo is not None or hi is not None) and found.axes <= open_axes else None
+
+
+def _compares_integers(p: Node) -> bool:
+    return isinstance(p, Apply) and p.op in ("eq", "le", "lt") and all(a.dtype.is_integer for a in p.operands)
 
 
 def _affine(p: Node) -> bool:

@@ -22,7 +22,7 @@ from ..tensor_ir import Axes, Graph, Node
 from ..tile_ir import Expr
 from .derive import PLAIN, Rules, derive
 from .guards import harmed, reader
-from .loop_domain import loop_domain
+from .loop_domain import Limit, LoopDomain, loop_domain
 
 
 def lower(
@@ -48,6 +48,8 @@ class _Frame:
     memo: dict[Node, Expr] = field(default_factory=dict)
     uses: dict[Node, int] = field(default_factory=dict)
     states: frozenset[Node] = frozenset()
+    ends: dict[tuple[Node, str], Expr] = field(default_factory=dict)
+    conditional: bool = False
 
     def find(self, n: Node) -> Expr | None:
         f: _Frame | None = self
@@ -86,6 +88,7 @@ class _Lowering:
         self.taken = {*graph.axes, *graph.extents, *graph.scalars, *graph.tensors, *stored}
         self.cascades: list[Cascade] = []
         self.rules = with_fields(rules, extents=tuple(graph.axes.items()))
+        self.labels: dict[str, str] = {}
         self.state_sets: dict[Node, frozenset[Node]] = {}
 
     # ------------------------------------------------------------ the program
@@ -177,7 +180,9 @@ class _Lowering:
         ]
         while pending:
             group = _one_pass(pending)
-            cascade, _ = derive(group, self.remarks, self.rules)  # a refused reduction stays pending, for a later loop
+            cascade, _ = derive(
+                group, self.remarks, self.rules
+            )  # a refused reduction stays pending, for a later loop
             self.cascade(frame, cascade)
             done = {s.reduction for s in cascade.states}
             pending = [n for n in pending if n not in done]
@@ -188,9 +193,10 @@ class _Lowering:
     def cascade(self, frame: _Frame, c: Cascade) -> None:
         """One loop nest over the cascade's index set; its states are named values afterwards."""
         names = {s.name: self.state_name(s) for s in c.states}
+        self.labels = names
         self.cascades.append(with_fields(c, carries=tuple(names.values())))
         loops = [a for a in c.bound if a not in self.plan.whole]
-        self.cascade_loop(frame, c, names, loops)
+        self.cascade_loop(frame, c, names, loops, {})
         for s in c.states:
             frame.memo[s.reduction] = tile.Name(names[s.name])
 
@@ -199,49 +205,171 @@ class _Lowering:
         hint = self.hints.get(s.reduction, s.name)
         return self.fresh(f"{hint}_{s.reduction.fn}" if hint in self.taken else hint)
 
-    def cascade_loop(self, frame: _Frame, c: Cascade, names: dict[str, str], loops: list[str]) -> None:
+    def cascade_loop(
+        self, frame: _Frame, c: Cascade, names: dict[str, str], loops: list[str], start: dict[str, Expr]
+    ) -> None:
         axis, rest = loops[0], loops[1:]
-        inner_names = {s: self.fresh(n) for s, n in names.items()} if rest else names
+        if not rest:
+            self.segments(frame, c, names, axis, start)
+            return
         body = _Frame(frame, frame.open | frozenset(c.bound), frozenset(loops))
-        carries = tuple(self.carry(s, names[s.name]) for s in c.states)
         bounds = loop_domain(axis, [conjuncts(s.predicate) for s in c.states], frame.open)
         lo, hi = (self.edge(frame, x, fn, axis) for x, fn in ((bounds.lo, "min"), (bounds.hi, "max")))
-        loop_axis = self.loop_axis(axis, frame, lo, hi)
-        if rest:
-            inits = {inner_names[s]: tile.Name(names[s]) for s in names}
-            self.cascade_loop(body, c, inner_names, rest)
-            loop = body.statements.pop()
-            assert isinstance(loop, tile.For)
-            inner = tuple(tile.Carry(x.name, x.type, inits[x.name]) for x in loop.carries)
-            body.statements.append(
-                tile.For(loop.axis, inner, loop.body, loop.yields, loop.domain, loop.reverse)
-            )
-            yields: tuple[Expr, ...] = tuple(tile.Name(inner_names[s.name]) for s in c.states)
-            domain: tuple[Expr, ...] = ()
-        else:
-            yields = self.steps(body, c, names)
-            domain = tuple(
-                self.expr(_Frame(None, frozenset()), p) for p in bounds.domain
-            )  # no names: it stands outside
-        span = c.states[0].reduction.span
+        inner = {s: self.fresh(n) for s, n in names.items()}
+        self.cascade_loop(body, c, inner, rest, {s: tile.Name(names[s]) for s in names})
+        yields = tuple(tile.Name(inner[s.name]) for s in c.states)
+        loop = self.loop_axis(axis, frame, lo, hi)
+        carries = self.carries(c, names, start)
         frame.statements.append(
-            tile.For(loop_axis, carries, tuple(body.statements), yields, domain, span=span)
+            tile.For(loop, carries, tuple(body.statements), yields, span=c.states[0].reduction.span)
         )
 
-    def carry(self, s: State, name: str) -> tile.Carry:
-        return tile.Carry(name, self.type_of(s.reduction), tile.Fill(start(s.reduction)))
+    # ------------------------------------------------------------ empty, full and partial tiles
+
+    def segments(
+        self, frame: _Frame, c: Cascade, names: dict[str, str], axis: str, start: dict[str, Expr]
+    ) -> None:
+        """The innermost loop of a cascade, divided by its predicates: empty tiles are not visited, full ones have no selects.
+
+        A predicate that bounds the axis alike for every lane is the loop's bound, which cuts lanes as well; one whose bound
+        differs between lanes leaves a loop of partial tiles before or after the loop of full ones.
+        """
+        bounds = loop_domain(axis, [conjuncts(s.predicate) for s in c.states], frame.open)
+        alike = [x.predicate for x in bounds.limits if not self.tile_axes(x.axes)]
+        differing = [x for x in bounds.limits if self.tile_axes(x.axes) and (x.lo is None or x.hi is None)]
+        c = without(c, alike)
+        lo, hi = (self.edge(frame, x, fn, axis) for x, fn in ((bounds.lo, "min"), (bounds.hi, "max")))
+        domain = LoopDomain(bounds.limits, [p for p in bounds.domain if p not in alike], bounds.scattered)
+        if not differing:
+            self.segment(frame, c, names, start, self.loop_axis(axis, frame, lo, hi), domain)
+            return
+        first, last = self.full_tiles(
+            frame, [x for x in bounds.limits if x in differing or x.predicate in alike], axis
+        )
+        full = without(c, [x.predicate for x in differing])
+        pieces = [(full, first or lo, last, last is not None)]
+        if first is not None:
+            pieces.insert(0, (c, lo, _least(first, hi), False))
+        if last is not None:
+            pieces.append((c, last if first is None else _greatest(first, last), hi, False))
+        for k, (part, low, high, whole) in enumerate(pieces):
+            last_one = k == len(pieces) - 1
+            stems = names if last_one else {s: self.fresh(f"{n}_{k}") for s, n in names.items()}
+            self.segment(frame, part, stems, start, self.loop_axis(axis, frame, low, high), domain, whole)
+            start = {s: tile.Name(stems[s]) for s in names}
+
+    def full_tiles(self, frame: _Frame, limits: list[Limit], axis: str) -> tuple[Expr | None, Expr | None]:
+        """The first index of the full tiles and the first after them; None where they reach to the end of the axis."""
+        size = self.plan.tile(axis) or 1
+        lows = [x.lo for x in limits if x.lo is not None]
+        highs = [x.hi for x in limits if x.hi is not None]
+        first = last = None
+        if lows:
+            low = self.inner_edge(frame, lows, "max", axis)
+            first = self.rounded(frame, f"{axis}_full", tile.Apply("add", (low, _i64(size - 1))), size)
+        if highs:
+            high = self.inner_edge(frame, highs, "min", axis)
+            last = self.rounded(frame, f"{axis}_full_end", high, size)
+        return first, last
+
+    def inner_edge(self, frame: _Frame, bounds: list[Node], fn: str, axis: str) -> Expr:
+        """The bound that holds for every lane, kept in the axis."""
+        extent = self.expr(frame, self.graph.axes[axis])
+        limit: Expr = extent if fn == "min" else _i64(0)
+        for b in bounds:
+            limit = tile.Apply(fn, (limit, self.over_lanes(frame, b, fn, f"{axis}_{fn}")))
+        return tile.Apply("max", (_i64(0), limit)) if fn == "min" else limit
+
+    def rounded(self, frame: _Frame, stem: str, e: Expr, size: int) -> Expr:
+        """e rounded down to whole tiles, as a scalar."""
+        if size > 1:
+            e = tile.Apply("mul", (tile.Apply("floordiv", (e, _i64(size))), _i64(size)))
+        return self.let(frame, stem, tile.TileType(DType.I64), e, None)
+
+    def segment(
+        self,
+        frame: _Frame,
+        c: Cascade,
+        names: dict[str, str],
+        start: dict[str, Expr],
+        axis: tile.LoopAxis,
+        domain: LoopDomain,
+        full: bool = False,
+    ) -> None:
+        """One loop over tiles of one kind."""
+        body = _Frame(frame, frame.open | frozenset(c.bound), frozenset({axis.name}))
+        carries = self.carries(c, names, start)
+        outside = _Frame(None, frozenset())  # no names: the domain stands outside the body
+        conditions = tuple(self.expr(outside, p) for p in domain.domain)
+        yields = self.visited(body, c, names, domain.scattered)
+        attributes = (tile.Attribute("full"),) if full else ()
+        span = c.states[0].reduction.span
+        loop = tile.For(axis, carries, tuple(body.statements), yields, conditions, False, attributes, span)
+        frame.statements.append(loop)
+
+    def visited(
+        self, body: _Frame, c: Cascade, names: dict[str, str], scattered: list[Node]
+    ) -> tuple[Expr, ...]:
+        """The step inside a loop that runs once, or never where bounds of what the tile's tensors hold exclude all of it."""
+        if not scattered:
+            return self.steps(body, c, names)
+        meets: Expr | None = None
+        for p in scattered:
+            for test in self.may_hold(body, p):
+                meets = test if meets is None else tile.Apply("and", (meets, test))
+        assert meets is not None
+        once = self.let(body, "visits", tile.TileType(DType.I64), tile.Cast(DType.I64, meets), None)
+        inner = _Frame(body, body.open, frozenset({"visit"}), conditional=True)
+        inner_names = {s: self.fresh(n) for s, n in names.items()}
+        carries = self.carries(c, inner_names, {s: tile.Name(names[s]) for s in names})
+        yields = self.steps(inner, c, inner_names)
+        axis = tile.LoopAxis(self.fresh("visit"), _i64(1), None, None, once)
+        body.statements.append(tile.For(axis, carries, tuple(inner.statements), yields))
+        return tuple(tile.Name(inner_names[s.name]) for s in c.states)
+
+    def may_hold(self, frame: _Frame, p: Node) -> list[Expr]:
+        """Conditions on the ranges of both sides over the tile, true wherever p holds in some lane."""
+        assert isinstance(p, t.Apply)
+        a, b = p.operands
+        ends = {
+            (x, fn): self.over_lanes(frame, x, fn, f"{fn}_{_stem(x)}")
+            for x in (a, b)
+            for fn in ("min", "max")
+        }
+        tests = [tile.Apply("lt" if p.op == "lt" else "le", (ends[a, "min"], ends[b, "max"]))]
+        if p.op == "eq":
+            tests.append(tile.Apply("le", (ends[b, "min"], ends[a, "max"])))
+        return list(tests)
+
+    def over_lanes(self, frame: _Frame, n: Node, fn: str, stem: str) -> Expr:
+        """The least or greatest value of n over the lanes of its tile axes, as a scalar."""
+        value = self.expr(frame, n)
+        over = self.tile_axes(n.axes)
+        if not over:
+            return value
+        home = self.home(frame, n)
+        if (n, fn) not in home.ends:
+            end = tile.Reduce(fn, over, value)
+            home.ends[n, fn] = self.let(home, stem, tile.TileType(n.dtype), end, n.span)
+        return home.ends[n, fn]
+
+    def carries(self, c: Cascade, names: dict[str, str], start: dict[str, Expr]) -> tuple[tile.Carry, ...]:
+        """The carried names of a loop; `start` has what states start from, the reduction's identity where it is silent."""
+        return tuple(
+            tile.Carry(
+                names[s.name], self.type_of(s.reduction), start.get(s.name, tile.Fill(identity_of(s.reduction)))
+            )
+            for s in c.states
+        )
 
     def edge(self, frame: _Frame, bounds: list[Node], fn: str, axis: str) -> Expr | None:
         """A loop bound for the whole tile: the least lower or greatest upper bound of its lanes, kept in the axis."""
         if not bounds:
             return None
         limit: Expr = tile.Const(0, DType.I64) if fn == "min" else self.expr(frame, self.graph.axes[axis])
+        stem = f"{axis}_first" if fn == "min" else f"{axis}_end"
         for b in bounds:
-            value = self.expr(frame, b)
-            over = self.tile_axes(b.axes)
-            if over:
-                stem = f"{axis}_first" if fn == "min" else f"{axis}_end"
-                value = self.let(frame, stem, tile.TileType(b.dtype), tile.Reduce(fn, over, value), b.span)
+            value = self.over_lanes(frame, b, fn, stem)
             limit = tile.Apply("max" if fn == "min" else "min", (limit, value))
         return limit
 
@@ -253,7 +381,7 @@ class _Lowering:
         parts = {s.name: self.state_part(s) for s in c.states}
         for s in c.states:
             body.memo[s.old] = tile.Name(names[s.name])
-        self.hints |= self.names_inside(c, names)
+        self.hints |= self.names_inside(c, self.labels)
         operands = [x for p in parts.values() for x in p.operands]
         self.realise(body, operands)
         self.count_uses(body, [*operands, *(s.moved for s in c.states if s.moved is not None)])
@@ -420,15 +548,18 @@ class _Lowering:
         return tile.Name(name)
 
     def home(self, frame: _Frame, n: Node) -> _Frame:
-        """The outermost frame in which a node can be computed: where its axes are open and its states are known."""
+        """The outermost frame in which a node can be computed: where its axes are open and its states are known. What a
+        conditional frame needs only because of its condition stays in it."""
+        kept = None
         while (
             frame.parent is not None
             and frame.loop
             and not n.axes & frame.loop
             and not self.states(n) & frame.states
         ):
+            kept = frame if frame.conditional else None
             frame = frame.parent
-        return frame
+        return frame if kept is None else kept
 
     def states(self, n: Node) -> frozenset[Node]:
         """The carried states below a node."""
@@ -525,7 +656,33 @@ def masked(predicates: list[Node], x: Node, other: float) -> Node:
     return x
 
 
-def start(r: t.Reduce) -> tile.Const:
+def without(c: Cascade, settled: list[Node]) -> Cascade:
+    """The cascade where these predicates are known to hold."""
+    states = tuple(with_fields(s, predicate=_conjunction(s.predicate, settled)) for s in c.states)
+    return with_fields(c, states=states)
+
+
+def _conjunction(predicate: Node | None, settled: list[Node]) -> Node | None:
+    rest: Node | None = None
+    for p in conjuncts(predicate):
+        if p not in settled:
+            rest = p if rest is None else t.apply("and", rest, p)
+    return rest
+
+
+def _i64(value: int) -> tile.Const:
+    return tile.Const(value, DType.I64)
+
+
+def _least(a: Expr, b: Expr | None) -> Expr:
+    return a if b is None else tile.Apply("min", (a, b))
+
+
+def _greatest(a: Expr, b: Expr) -> Expr:
+    return tile.Apply("max", (a, b))
+
+
+def identity_of(r: t.Reduce) -> tile.Const:
     return tile.Const(identity(r), r.dtype)
 
 
