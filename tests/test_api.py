@@ -152,7 +152,7 @@ def test_refusal_writes_nothing() -> None:
     [
         ({"target": "tpu"}, "no target is called 'tpu'"),
         ({"fuse": "some"}, "it is 'auto', 'all' or 'none'"),
-        ({"options": ("fast",)}, "no option is called 'fast'"),
+        ({"options": ("fast",)}, "no option is called 'fast'; there is quantise_with_running_scale"),
         ({"check_indices": True, "target": "cpu"}, "only the target 'interp' checks indices"),
         (
             {"schedule": "schedule s for other on cpu { fuse all }"},

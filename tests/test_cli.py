@@ -160,6 +160,22 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert capsys.readouterr().out == "-: ok, row_softmax\n"
 
 
+def test_mistake_of_the_compiler_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AssertionError("nobody expected this")
+
+    monkeypatch.setattr("tileloom.cli.show.elaborate", broken)
+    assert main(["show", ATTENTION, "--emit", "tensor"]) == 1
+    error = capsys.readouterr().err
+    assert "internal error: AssertionError: nobody expected this" in error
+    assert "Traceback" not in error
+    kept = Path(error.rsplit(": ", 1)[1].strip())
+    assert "in broken" in kept.read_text()
+    kept.unlink()
+
+
 # ---------------------------------------------------------------- settings
 
 

@@ -12,6 +12,12 @@ import tileloom as tl
 from tileloom.compiler.explain import Explanation
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SMALLER = """
+kernel k(x: f32[M, N]) -> y: f32[M] {
+    t[m] = max[n](x[m, n])
+    y[m] = sum[n | x[m, n] < 0.5 * t[m]](x[m, n])
+}
+"""
 SIZES = {"B": 1, "H": 4, "G": 2, "M": 2048, "N": 2048, "D": 64, "E": 64}
 
 
@@ -120,11 +126,19 @@ def test_predicted_memory_is_what_the_runtime_counts() -> None:
 
 
 def test_missed_passes_say_why() -> None:
-    text = "kernel k(u: f32[M, N]) -> y: f32[M] { y[m] = sum[n](sigmoid(u[m, n] - max[n](u[m, n]))) }"
-    found = tl.compile(tl.parse(text)["k"]).explain(M=8, N=64).facts
-    assert found.missed
-    assert "does not split" in found.missed[0].message
-    assert found.missed[0].where is not None and "sum[n]" in found.missed[0].where.text
+    kernel = tl.compile(tl.parse(SMALLER)["k"], fuse="all")
+    (missed,) = kernel.explain(M=8, N=64).facts.missed
+    assert "not finished before the end" in missed.message
+    assert missed.where is not None
+    assert missed.where.text == "sum[n | x[m, n] < 0.5 * t[m]](x[m, n])"
+
+
+def test_variance_is_one_pass_mended_by_a_matrix() -> None:
+    (one,) = facts("layernorm", "row_layernorm").passes
+    squares = one.states[-1]
+    assert squares.kind == "matrix"
+    assert "safe(" in squares.g
+    assert all(o.status == "proved" for s in one.states for o in s.obligations)
 
 
 def test_kernel_without_reductions_or_intermediates() -> None:

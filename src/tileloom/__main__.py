@@ -21,7 +21,7 @@ COMMANDS = {
     "explain": "say what the compiler derived and decided, and why",
     "bench": "measure a kernel against its naive version and NumPy",
 }
-DONE, USAGE = 0, 2
+DONE, FAILED, USAGE = 0, 1, 2
 EXIT_CODES = (
     "`tileloom COMMAND --help` says more. Exit codes: 0 done, 1 the input is wrong or a check failed,",
     "2 the command line is wrong.",
@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except MemoryError:
+        print("error: not enough memory for these sizes", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

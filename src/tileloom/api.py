@@ -16,6 +16,7 @@ from .compiler.elaborate import elaborate
 from .compiler.explain import Explanation, explain
 from .compiler.interpreter.arithmetic import NUMPY
 from .compiler.options import Options
+from .compiler.passes.refusals import RUNNING_SCALE
 from .compiler.pipeline import Compilation, compile_kernel
 from .compiler.schedule import Fuse, Schedule
 from .compiler.schedule_text import check_names, parse_schedule
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
 
 TARGETS = "`cpu`, `interp`, `cuda` for the GPU that is here, or one by name, `cuda:sm_90a`"
+NAMED_OPTIONS = (RUNNING_SCALE,)
+"""Inexact rules that are off unless named."""
 REMEMBERED_CALLS = 256
 
 
@@ -55,14 +58,21 @@ def compile(
         raise TypeError(f'compile takes a kernel, program["name"], not a {type(kernel).__name__}')
     if fuse not in ("auto", "all", "none"):
         raise ValueError(f"fuse={fuse!r}; it is 'auto', 'all' or 'none'")
-    if options:
-        raise ValueError(f"no option is called {options[0]!r}; there are none yet")
+    unknown = [name for name in options if name not in NAMED_OPTIONS]
+    if unknown:
+        raise ValueError(f"no option is called {unknown[0]!r}; there is {', '.join(NAMED_OPTIONS)}")
     if check_indices and target not in (None, "interp"):
         raise ValueError(
             f"check_indices=True: only the target 'interp' checks indices so far, not {target!r}"
         )
     stated = parse_schedule(schedule) if isinstance(schedule, str) else schedule
-    chosen = Options(fuse=fuse, precise=precise, deterministic=deterministic, check_indices=check_indices)
+    chosen = Options(
+        fuse=fuse,
+        precise=precise,
+        deterministic=deterministic,
+        check_indices=check_indices,
+        named=tuple(options),
+    )
     if stated is not None:
         stated = _agreed(stated, kernel, fuse)
         target = target or stated.target

@@ -184,6 +184,14 @@ def _indented(text: str, by: int = 4) -> Text:
 
 # -- derivations
 
+REPAIRS = {
+    "factor": "H(new) / H(old): the factor that mends the old value",
+    "summand": "H(new) - H(old): the summand that mends the old value",
+    "matrix": "the old value from its lower powers, by the binomial theorem",
+    "restart": "when the extremum changes, nothing seen before equals it",
+    "plain": "",
+}
+
 
 def _derivations(facts: Explanation, full: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [_title("What was derived")]
@@ -211,9 +219,9 @@ def _cascade(p: PassFacts, full: bool) -> list[RenderableType]:
     axes = ", ".join(p.axes)
     parts: list[RenderableType] = [
         Text(
-            f"{len(p.states)} reductions over {axes} run as one pass in `{p.launch}`, though some read the result of others "
-            "that is final only at the end. Each keeps a running value; when the value it depends on changes from x to x', "
-            "a repair makes up for it."
+            f"One pass over {axes} in `{p.launch}` carries {len(p.states)} running values, though some depend on others "
+            "that are final only at its end. When one changes from x to x', a repair makes up for it in those that "
+            "depend on it."
         )
     ]
     for s in p.states:
@@ -233,23 +241,32 @@ def _state_in_full(s: StateFacts) -> list[RenderableType]:
     if not s.upstream:
         return parts
     parts.append(Text(f"    g     {s.g}    one element's contribution"))
-    parts.append(Text(f"    H     {s.h}    the part of g that depends on {', '.join(s.upstream)} alone"))
-    parts.append(Text(f"    h     {s.repair}    H(new) / H(old): the repair"))
+    if s.h:
+        parts.append(Text(f"    H     {s.h}    the part of g that depends on {', '.join(s.upstream)} alone"))
+    parts.append(Text(f"    h     {s.repair or 'the old value no longer counts'}    {REPAIRS[s.kind]}"))
     parts.append(Text("    which is right because"))
     for o in s.obligations:
         parts.append(Text(f"      {o.status:8} {o.name:10} {o.formula}"))
         parts.append(Text(f"                          ({o.how})"))
+    for x in s.exponents:
+        bound = "never above 0, so exp cannot overflow" if x.never_positive else "may be above 0"
+        parts.append(Text(f"    exp({x.text}) is taken of what is {bound}: {x.why}"))
     return parts
 
 
 def _guards(p: PassFacts) -> list[RenderableType]:
     """Why states are read through a guard; once, where several states say the same."""
-    parts: list[RenderableType] = []
-    for guard in dict.fromkeys(g for s in p.states for g in s.guards):
-        if not parts:
-            parts.append(
-                Text("\n  safe(x) is 0 where x is -inf, else x. Why, by what one element contributes:")
-            )
+    if not any("safe(" in s.step for s in p.states):
+        return []
+    parts: list[RenderableType] = [
+        Text(
+            "\n  safe(x) is x itself, but 0 for a maximum that is still -inf, and 1 for a divisor that is still 0."
+        )
+    ]
+    guards = list(dict.fromkeys(g for s in p.states for g in s.guards))
+    if guards:
+        parts.append(Text("  Why, by what one element contributes:"))
+    for guard in guards:
         number = (
             f"{guard.guarded}"
             if guard.guarded == guard.plain

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from ..dsl.diagnostics import TileError
 from ..render import print_diagnostics
@@ -48,3 +51,18 @@ def reported(run: Callable[[Namespace], int], arguments: Namespace) -> int:
     except CommandError as reason:
         print(f"error: {reason}", file=sys.stderr)
         return reason.code
+    except (BrokenPipeError, MemoryError):
+        raise
+    except (
+        Exception
+    ) as reason:  # the last resort: a user is told in a sentence, whoever mends it finds the traceback
+        print(f"internal error: {type(reason).__name__}: {reason}", file=sys.stderr)
+        print(f"This is a mistake in tileloom, not in your file. Its traceback: {_kept()}", file=sys.stderr)
+        return FAILED
+
+
+def _kept() -> Path:
+    """The current traceback, written to a file of its own."""
+    with NamedTemporaryFile("w", prefix="tileloom-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.write(traceback.format_exc())
+    return Path(file.name)
