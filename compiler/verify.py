@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from ..dsl.types import DType, promote
+from ..dsl.source import Span
+from ..dsl.types import DType
 from . import layouts
 from . import tensor_ir as t
 from . import tile_ir as tile
 from .tensor_ir import (
-    ARITY,
-    COMPARISONS,
-    LOGICAL,
     REDUCTIONS,
     Definition,
     Graph,
@@ -26,10 +24,24 @@ from .tensor_ir import (
 )
 from .tile_ir import Expr, For, Grid, Let, LoopAxis, Param, Store, TileModule, TileProgram, TileType
 from .tile_text import print_expression, print_head, print_type
+from .tile_types import (
+    Mistyped,
+    Names,
+    disagreement,
+    expression_type,
+    fits,
+    operation_problem,
+    store_problem,
+    subscripted,
+)
 
 
 class VerifyError(Exception):
-    """An IR breaks one of its rules. The message names the pass after which it was found."""
+    """An IR breaks one of its rules. The message names the pass after which it was found; `what` is violated at `span`."""
+
+    def __init__(self, message: str, what: str = "", span: Span | None = None) -> None:
+        super().__init__(message)
+        self.what, self.span = what or message, span
 
 
 # ---------------------------------------------------------------- tensor IR
@@ -137,7 +149,7 @@ class _GraphCheck:
         dtype: DType = n.dtype
         match n:
             case t.Const():
-                self.expect(_fits(n.value, n.dtype), where, f"{n.value!r} is no {n.dtype}")
+                self.expect(fits(n.value, n.dtype), where, f"{n.value!r} is no {n.dtype}")
             case t.Scalar():
                 p = self.graph.scalars.get(n.name)
                 self.expect(p is not None and p.dtype is n.dtype, where, f"unknown {n.dtype} scalar {n.name}")
@@ -174,7 +186,7 @@ class _GraphCheck:
             self.expect(x.dtype.is_integer, where, f"an index of {n.tensor} is {x.dtype}")
 
     def apply(self, where: str, n: t.Apply) -> DType:
-        problem = _operation_problem(n.op, [a.dtype for a in n.operands], ARITY)
+        problem = operation_problem(n.op, [a.dtype for a in n.operands])
         if problem:
             self.fail(where, problem)
         return operation_type(n.op, tuple(a.dtype for a in n.operands))
@@ -193,37 +205,6 @@ def _kind(n: Node) -> str:
     return f"{type(n).__name__}({getattr(n, 'op', getattr(n, 'fn', ''))})"
 
 
-# ---------------------------------------------------------------- shared
-
-
-def _fits(value: int | float | bool, dtype: DType) -> bool:
-    """Is a constant's value one of its type?"""
-    if dtype is DType.BOOL or isinstance(value, bool):
-        return dtype is DType.BOOL and isinstance(value, bool)
-    if dtype.is_float:
-        return True
-    low = 0 if dtype is DType.U8 else -(1 << dtype.bits - 1)
-    return isinstance(value, int) and low <= value < low + (1 << dtype.bits)
-
-
-def _operation_problem(op: str, types: list[DType], arity: Mapping[str, int]) -> str | None:
-    """What is wrong with an operation on operands of these types."""
-    if op not in arity:
-        return f"unknown operation {op}"
-    if len(types) != arity[op]:
-        return f"{op} has {len(types)} operands, takes {arity[op]}"
-    bools = [x is DType.BOOL for x in types]
-    if op in LOGICAL:
-        return None if all(bools) else f"{op} of {', '.join(map(str, types))}"
-    if op == "where":
-        if not bools[0]:
-            return f"the condition of where is {types[0]}"
-        return "where mixes bool and numbers" if bools[1] != bools[2] else None
-    if op in COMPARISONS:
-        return f"{op} of {types[0]} and {types[1]}" if bools[0] != bools[1] else None
-    return f"{op} of bool" if any(bools) else None
-
-
 # ---------------------------------------------------------------- tile IR: modules
 
 
@@ -231,7 +212,7 @@ def verify_module(module: TileModule, after: str) -> None:
     """Check every program of a module and what they share. `after` names the pass that made it."""
 
     def fail(what: str) -> NoReturn:
-        raise VerifyError(f"after {after}: module {module.name}: {what}")
+        raise VerifyError(f"after {after}: module {module.name}: {what}", what)
 
     shared: dict[str, Param] = {}
     for s in module.scratch:
@@ -254,9 +235,6 @@ def verify_module(module: TileModule, after: str) -> None:
         _ProgramCheck(p, after).run()
 
 
-TILE_ARITY = {**ARITY, "fma": 3}
-
-
 @dataclass(frozen=True)
 class _Scope:
     """What is visible at a statement: values with their types, and which axes span tiles (False: a unit axis)."""
@@ -276,13 +254,15 @@ class _ProgramCheck:
     program: TileProgram
     after: str
     statement: str = "header"
+    span: Span | None = None
     mentions: dict[str, frozenset[str]] = field(default_factory=dict)
     params: dict[str, Param] = field(default_factory=dict)
     scalars: dict[str, DType] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
 
     def fail(self, what: str) -> NoReturn:
-        raise VerifyError(f"after {self.after}: program {self.program.name}: `{self.statement}`: {what}")
+        where = f"after {self.after}: program {self.program.name}: `{self.statement}`"
+        raise VerifyError(f"{where}: {what}", what, self.span)
 
     def expect(self, holds: bool, what: str | Callable[[], str]) -> None:
         if not holds:
@@ -308,7 +288,7 @@ class _ProgramCheck:
             self.over_extents(f"whole {w.name}", w.extent, {n for n, _ in p.statics}, scalars=False)
         self.attributes(p.attributes, "program", None)
         self.body(p.body, _Scope({}, {w.name: True for w in p.whole}))
-        self.statement = "header"
+        self.statement, self.span = "header", None
         self.rings_and_roles()
 
     def unique(self, what: str, names: list[str]) -> None:
@@ -395,6 +375,7 @@ class _ProgramCheck:
     def body(self, body: tuple[tile.Stmt, ...], scope: _Scope) -> None:
         for s in body:
             self.statement = print_head(s)
+            self.span = None if isinstance(s, Grid) else s.span
             match s:
                 case Let():
                     self.let(s, scope)
@@ -415,13 +396,10 @@ class _ProgramCheck:
         scope.values[name] = type_
 
     def matches(self, name: str, e: Expr, type_: TileType, scope: _Scope) -> None:
-        """Declared and computed type agree: the same dtype, the same axes in any order; a fill takes every axis."""
-        found = self.infer(e, scope)
-        self.expect(found.dtype is type_.dtype, lambda: f"{name} is declared {type_.dtype}, is {found.dtype}")
-        if isinstance(e, tile.Fill):
-            return
-        if set(found.axes) != set(type_.axes):
-            self.fail(f"{name} is declared {print_type(type_)}, its value is {print_type(found)}")
+        """Declared and computed type agree."""
+        problem = disagreement(name, e, self.infer(e, scope), type_)
+        if problem:
+            self.fail(problem)
 
     def let(self, s: Let, scope: _Scope) -> None:
         self.matches(s.name, s.value, s.type, scope)
@@ -445,13 +423,9 @@ class _ProgramCheck:
             self.fail(f"{s.tensor} is no tensor of the program")
         self.expect(p.mode != "in", f"{s.tensor} is an input")
         axes = self.subscripts(s.tensor, p, s.subscripts, scope)
-        value = self.infer(s.value, scope)
-        loose = [a for a in value.axes if a not in axes]
-        self.expect(not loose, f"the value has axis {', '.join(loose)}, which no subscript mentions")
-        rounds = value.dtype.is_float and p.dtype.is_float
-        same = value.dtype.is_integer and p.dtype.is_integer
-        allowed = rounds or same or value.dtype is p.dtype
-        self.expect(allowed, f"{value.dtype} cannot be stored as {p.dtype} without a cast")
+        problem = store_problem(p, axes, self.infer(s.value, scope))
+        if problem:
+            self.fail(problem)
         if s.mode == "set":
             mentioned = frozenset().union(*(self.mentioned(x, scope) for x in s.subscripts))
             absent = sorted(scope.grid - mentioned)
@@ -461,12 +435,10 @@ class _ProgramCheck:
         self.attributes(s.attributes, "store", None)
 
     def subscripts(self, name: str, p: Param, subscripts: tuple[Expr, ...], scope: _Scope) -> tuple[str, ...]:
-        rank = len(p.shape)
-        self.expect(len(subscripts) == rank, f"{name} has rank {rank}, not {len(subscripts)}")
-        types = [self.infer(x, scope) for x in subscripts]
-        for x in types:
-            self.expect(x.dtype.is_integer, f"a subscript of {name} is {x.dtype}")
-        return tuple(dict.fromkeys(a for x in types for a in x.axes))
+        try:
+            return subscripted(name, p, [self.infer(x, scope) for x in subscripts])
+        except ValueError as reason:
+            self.fail(str(reason))
 
     def open_axis(self, a: LoopAxis, scope: _Scope) -> None:
         """Check an axis's bounds in `scope`, then open it there."""
@@ -507,10 +479,10 @@ class _ProgramCheck:
             self.attributes(c.attributes, "value", c.type)
         self.carried_mentions(s, inner)
         self.attributes(s.attributes, "loop", None)
-        head = self.statement
+        head, span = self.statement, self.span
         inside = _Scope(inner.values, inner.axes, inner.grid, inner.in_grid, True)
         self.body(s.body, inside)
-        self.statement = head
+        self.statement, self.span = head, span
         for c, y in zip(s.carries, s.yields, strict=True):
             self.yielded(c, y, inside)
         self.carried_mentions(s, inside)
@@ -537,102 +509,12 @@ class _ProgramCheck:
 
     def infer(self, e: Expr, scope: _Scope, bound: bool = False) -> TileType:
         """The type of an expression; in a loop's `bound` a tile axis that no reduction takes is its first index."""
-        done: list[TileType] = []
-        for x, over in _postorder(e):
-            n = len(tile.operands(x))
-            args = done[len(done) - n :]
-            del done[len(done) - n :]
-            if bound and isinstance(x, tile.AxisIndex) and x.axis in scope.axes and x.axis not in over:
-                done.append(TileType(DType.I64))
-            else:
-                done.append(self.expression(x, args, scope))
-        return done[0]
-
-    def expression(self, e: Expr, args: list[TileType], scope: _Scope) -> TileType:
-        axes = tuple(dict.fromkeys(a for x in args for a in x.axes))
-        match e:
-            case tile.Const():
-                self.expect(_fits(e.value, e.dtype), f"{e.value!r} is no {e.dtype}")
-                return TileType(e.dtype)
-            case tile.Name(name=n):
-                self.expect(n in scope.values, f"{n} is not defined here")
-                return scope.values[n]
-            case tile.ScalarRef(name=n):
-                self.expect(n in self.scalars, f"{n} is no scalar of the program")
-                return TileType(self.scalars[n])
-            case tile.ExtentRef(name=n):
-                self.expect(n in self.program.extents, f"{n} is no extent of the program")
-                return TileType(DType.I64)
-            case tile.AxisIndex(axis=a):
-                self.expect(a in scope.axes, f"axis {a} is not open here")
-                return TileType(DType.I64, (a,) if scope.axes[a] else ())
-            case tile.Load():
-                return self.load(e, scope)
-            case tile.Apply():
-                return TileType(self.applied(e, args), axes)
-            case tile.Cast(dtype=dtype):
-                return TileType(dtype, axes)
-            case tile.Dot():
-                return self.dot(e, args)
-            case tile.Reduce():
-                return self.reduction(e, args[0])
-            case tile.Fill():
-                self.expect(not axes, "a fill of a tile: its value must be a scalar")
-                return args[0]
-
-    def load(self, e: tile.Load, scope: _Scope) -> TileType:
-        p = self.params.get(e.tensor)
-        if p is None:
-            self.fail(f"{e.tensor} is no tensor of the program")
-        self.expect(p.mode != "out", f"{e.tensor} is only written; declare it inout to read it")
-        return TileType(p.dtype, self.subscripts(e.tensor, p, e.subscripts, scope))
-
-    def applied(self, e: tile.Apply, args: list[TileType]) -> DType:
-        types = [a.dtype for a in args]
-        problem = _operation_problem(e.op, types, TILE_ARITY)
-        if problem:
-            self.fail(problem)
-        if e.op == "fma":
-            return promote(promote(types[0], types[1]), types[2])
-        return operation_type(e.op, tuple(types))
-
-    def dot(self, e: tile.Dot, args: list[TileType]) -> TileType:
-        a, b = args
-        self.over("dot", e.over)
-        for side, x in (("left", a), ("right", b)):
-            for axis in e.over:
-                self.expect(axis in x.axes, f"dot over {axis}: its {side} operand {print_type(x)} lacks it")
-            self.expect(x.dtype is not DType.BOOL, "dot of bool")
-        axes = tuple(x for x in dict.fromkeys(a.axes + b.axes) if x not in e.over)
-        return TileType(promote(a.dtype, b.dtype), axes)
-
-    def reduction(self, e: tile.Reduce, arg: TileType) -> TileType:
-        self.expect(e.fn in REDUCTIONS, f"unknown reduction {e.fn}")
-        self.over(e.fn, e.over)
-        for axis in e.over:
-            self.expect(axis in arg.axes, f"{e.fn} over {axis}: its operand {print_type(arg)} lacks it")
-        if e.fn in ("any", "all"):
-            self.expect(arg.dtype is DType.BOOL, f"{e.fn} of {arg.dtype}")
-        if e.fn in ("argmax", "argmin"):
-            self.expect(len(e.over) == 1, f"{e.fn} over {len(e.over)} axes; over one it has a meaning")
-        return TileType(reduction_type(e.fn, arg.dtype), tuple(a for a in arg.axes if a not in e.over))
-
-    def over(self, fn: str, over: tuple[str, ...]) -> None:
-        self.expect(len(set(over)) == len(over) > 0, f"{fn} over the axes {over}")
+        names = Names(self.params, self.scalars, self.program.extents, scope.values, scope.axes)
+        try:
+            return expression_type(e, names, bound)
+        except Mistyped as reason:
+            self.fail(str(reason))
 
 
 def _loop_axes(s: Grid | For) -> tuple[LoopAxis, ...]:
     return s.axes if isinstance(s, Grid) else (s.axis,)
-
-
-def _postorder(e: Expr) -> Iterator[tuple[Expr, frozenset[str]]]:
-    """Operands before users, each with the axes that reductions around it take."""
-    stack: list[tuple[Expr, frozenset[str], bool]] = [(e, frozenset(), False)]
-    while stack:
-        top, over, ready = stack.pop()
-        if ready:
-            yield top, over
-            continue
-        stack.append((top, over, True))
-        inner = over | frozenset(top.over) if isinstance(top, tile.Dot | tile.Reduce) else over
-        stack.extend((x, inner, False) for x in reversed(tile.operands(top)))
