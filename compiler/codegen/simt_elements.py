@@ -193,7 +193,7 @@ class Elements:
 
     def lane_checks(self, at: Point, axis: str) -> list[str]:
         """What has to hold for the lane to exist; empty where it always does."""
-        a, spread, names = self.axes[axis], at.layout.spread(axis), self.axis_names[axis]
+        a, spread, names = self.live[axis], at.layout.spread(axis), self.axis_names[axis]
         checks = [] if spread.even else [f"{grouped(self.position(at, axis))} < {spread.tile}"]
         if axis in self._whole():
             return checks
