@@ -99,12 +99,15 @@ class StateFacts:
 
 @dataclass(frozen=True)
 class PassFacts:
-    """One loop over an index set, with the states it carries; `loop` is its text in the tile program."""
+    """One pass over an index set, with the states it carries.
+
+    `loops` are its texts in the tile program: one, or one for full and one for partial tiles.
+    """
 
     launch: str
     axes: tuple[str, ...]
     states: tuple[StateFacts, ...]
-    loop: str
+    loops: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -240,20 +243,17 @@ def where(span: Span | None) -> Where | None:
 def _passes(c: Compilation) -> Iterator[PassFacts]:
     for region, found, program in zip(c.regions, c.cascades, c.module.programs, strict=True):
         for cascade in found:
-            loop = _loop(program, cascade)
-            names = _tile_names(cascade, loop)
+            loops = _loops(program, cascade)
+            names = {s.name: carry for s, carry in zip(cascade.states, cascade.carries, strict=True)}
             states = tuple(_state(s, cascade, names, with_scaled(dict(region.hints))) for s in cascade.states)
-            yield PassFacts(region.name, cascade.bound, states, print_statement(loop))
+            yield PassFacts(region.name, cascade.bound, states, tuple(map(print_statement, loops)))
 
 
-def _loop(program: TileProgram, cascade: Cascade) -> For:
-    """The loop that leaves the cascade's states."""
-    loops = (s for s in statements(program.body) if isinstance(s, For))
-    return next(s for s in loops if tuple(c.name for c in s.carries) == cascade.carries)
-
-
-def _tile_names(cascade: Cascade, loop: For) -> dict[str, str]:
-    return {s.name: c.name for s, c in zip(cascade.states, loop.carries, strict=True)}
+def _loops(program: TileProgram, cascade: Cascade) -> list[For]:
+    """The loops of a pass in order: full tiles and partial ones may have one each, the last leaves the states."""
+    first = cascade.states[0].reduction
+    loops = [s for s in statements(program.body) if isinstance(s, For) and s.span is first.span]
+    return [s for s in loops if len(s.carries) == len(cascade.states)]
 
 
 def _state(s: State, cascade: Cascade, names: Mapping[str, str], hints: Mapping[Node, str]) -> StateFacts:
@@ -308,6 +308,9 @@ class _Words:
         """A formula of derive in the program's names."""
 
         def name(found: re.Match[str]) -> str:
+            base, _, number = found[0].rpartition("_")
+            if found[0] not in self.symbols and base in self.symbols:
+                return f"{self.symbols[base]}_{number}"  # one more value of a state, as where two parts are merged
             known = self.symbols.get(found[0], found[0])
             return known if re.fullmatch(r"\w+(\[[^\[\]]*\])?", known) else f"({known})"
 

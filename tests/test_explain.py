@@ -79,13 +79,16 @@ def test_guards_are_shown_by_numbers(attention: Explanation) -> None:
     assert (stand_in.extremum, stand_in.plain) == ("-1e+30", "0")
 
 
-def test_loop_is_the_one_of_the_tile_program(attention: Explanation) -> None:
+def test_loops_are_those_of_the_tile_program(attention: Explanation) -> None:
     kernel = tl.compile(tl.load(EXAMPLES / "attention.tile")["attention"])
     program = kernel.compilation(**SIZES).snapshots["tile"]
-    lines = [line.strip() for line in attention.passes[0].loop.splitlines()]
     inside = [line.strip() for line in program.splitlines()]
+    lines = [line.strip() for loop in attention.passes[0].loops for line in loop.splitlines()]
     start = inside.index(lines[0])
     assert inside[start : start + len(lines)] == lines
+    assert sum(line.startswith("for n in N") for line in lines) == sum(
+        line.startswith("for n in N") for line in inside
+    )
 
 
 def test_ledger_has_both_choices(attention: Explanation) -> None:

@@ -228,8 +228,16 @@ def _cascade(p: PassFacts, full: bool) -> list[RenderableType]:
         parts += _state_in_full(s) if full else [Text(f"    {s.step}")]
     if full:
         parts += _guards(p)
-        parts.append(Text("\n  The loop, as the tile program has it:"))
-        parts.append(_indented(p.loop))
+        several = len(p.loops) > 1
+        parts.append(
+            Text(
+                "\n  The loops, as the tile program has them; the first runs over tiles that lie wholly inside the "
+                "condition, and need not look at it:"
+                if several
+                else "\n  The loop, as the tile program has it:"
+            )
+        )
+        parts += [_indented(loop) for loop in p.loops]
     return parts
 
 
@@ -249,8 +257,8 @@ def _state_in_full(s: StateFacts) -> list[RenderableType]:
         parts.append(Text(f"      {o.status:8} {o.name:10} {o.formula}"))
         parts.append(Text(f"                          ({o.how})"))
     for x in s.exponents:
-        bound = "never above 0, so exp cannot overflow" if x.never_positive else "may be above 0"
-        parts.append(Text(f"    exp({x.text}) is taken of what is {bound}: {x.why}"))
+        if x.never_positive:
+            parts.append(Text(f"    exp({x.text}) cannot overflow: {x.why}"))
     return parts
 
 

@@ -64,9 +64,8 @@ def _compiled_results(
         compiling = time.perf_counter() - start
         start = time.perf_counter()
         outputs = _outputs(call, found, _copies(found, tensors))
-        say(
-            f"first call, with compiling, {compiling:.2f} s; second call {1e3 * (time.perf_counter() - start):.2f} ms"
-        )
+        made = "" if kernel.target == "interp" else ", with compiling,"
+        say(f"first call{made} {compiling:.2f} s; second call {1e3 * (time.perf_counter() - start):.2f} ms")
     return outputs
 
 
