@@ -231,8 +231,8 @@ def _cascade(p: PassFacts, full: bool) -> list[RenderableType]:
         several = len(p.loops) > 1
         parts.append(
             Text(
-                "\n  The loops, as the tile program has them; the first runs over tiles that lie wholly inside the "
-                "condition, and need not look at it:"
+                "\n  The loops, as the tile program has them; one marked @full runs over tiles that lie wholly inside "
+                "the condition, and need not look at it:"
                 if several
                 else "\n  The loop, as the tile program has it:"
             )
