@@ -2,32 +2,65 @@
 
 A source is run as a module of its own that `linecache` knows, so that a traceback shows its lines whether or not it was
 ever a file. What `build` takes is exactly what `tileloom show --emit source` prints: an edited file runs the same way.
+Machine code is kept in the cache folder (see `cache`) under a digest of all that it depends on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numba
+import numpy as np
+from llvmlite import binding
+from numba import types
+from numba.core import compiler, config, serialize
+from numba.core.caching import NullCache
+from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
+from numba.np.numpy_support import from_dtype
+
+from .cache import Store, digest_of_files, store
+from .cache import digest as digest_of
+
 Kernel = Callable[..., Any]
+
+_modules: dict[tuple[str, str], ModuleType] = {}
+_guard = threading.Lock()
 
 
 def build(source: str, path: str | Path | None = None) -> dict[str, Kernel]:
     """The functions of a generated source, by name; each compiles at its first call for the types it is given.
 
-    `path` is the file that tracebacks name; without it the source gets a name made of its digest. Raises `SyntaxError`
-    and whatever else the text raises when it is run.
+    `path` is the file that tracebacks name; without it the source gets a name made of its digest. The same source is one
+    module to all callers, for the life of the process. Raises `SyntaxError` and whatever else the text raises when it is run.
     """
     name = str(path) if path is not None else f"<tileloom {digest(source)}>"
+    with _guard:
+        module = _modules.get((name, source))
+        if module is None:
+            module = _modules[name, source] = _run(source, name)
+    return {n: f for n, f in vars(module).items() if getattr(f, "__module__", None) == module.__name__}
+
+
+def _run(source: str, name: str) -> ModuleType:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module = ModuleType(f"tileloom_generated_{digest(source)}")
     module.__file__ = name
+    sys.modules[module.__name__] = module  # what Numba stores of a function refers to its module by name
     exec(compile(source, name, "exec"), module.__dict__)
-    return {n: f for n, f in vars(module).items() if getattr(f, "__module__", None) == module.__name__}
+    for value in vars(module).values():
+        if isinstance(value, Dispatcher) and value.py_func.__module__ == module.__name__:
+            value._cache = _CodeCache(value.py_func.__name__, source)
+    return module
 
 
 def load(path: str | Path) -> dict[str, Kernel]:
@@ -38,3 +71,97 @@ def load(path: str | Path) -> dict[str, Kernel]:
 def digest(source: str) -> str:
     """A short name for a text: the first 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- compiled versions
+
+
+def version(function: Kernel, arguments: Sequence[Any]) -> Kernel:
+    """`function` of a generated source with its tasks compiled for arguments like these: it skips Numba's look at types.
+
+    Two versions serve all strides, one for arrays that are all C-contiguous and one for all others. Compiles, or loads,
+    in one thread and one process at a time.
+    """
+    names = function.__globals__
+    signature = (types.int64, types.int64, *_types(arguments))
+    compiled = {
+        n: _entry(names[n], signature)
+        for n in function.__code__.co_names  # type: ignore[attr-defined]
+        if isinstance(names.get(n), Dispatcher)
+    }
+    return FunctionType(function.__code__, {**names, **compiled}, function.__name__)  # type: ignore[attr-defined]
+
+
+def _entry(dispatcher: Any, signature: tuple[Any, ...]) -> Kernel:
+    kept = dispatcher._cache
+    with kept.store.making(kept.group) if isinstance(kept, _CodeCache) else _guard:
+        entry: Kernel = dispatcher.compile(signature)
+    return entry
+
+
+def contiguous(arguments: Sequence[Any]) -> bool:
+    return all(x.flags.c_contiguous for x in arguments if isinstance(x, np.ndarray))
+
+
+def _types(arguments: Sequence[Any]) -> Iterator[Any]:
+    layout = "C" if contiguous(arguments) else "A"
+    for x in arguments:
+        if isinstance(x, np.ndarray):
+            yield types.Array(from_dtype(x.dtype), x.ndim, layout)
+        else:
+            yield numba.typeof(x)
+
+
+# ---------------------------------------------------------------- the cache
+
+
+class _CodeCache(NullCache):  # type: ignore[misc]
+    """Where Numba looks for the machine code of one function before it compiles it, and leaves it after.
+
+    Numba's own cache keeps one index a function, which two processes that compile for different types overwrite for each
+    other; here each function and signature is an entry of its own.
+    """
+
+    def __init__(self, function: str, source: str) -> None:
+        self._function = function
+        self.store: Store = store()
+        self.group = f"code-{digest_of(source, *_facts())}"
+
+    @property
+    def cache_path(self) -> str:
+        return str(self.store.folder / self.group)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """The compiled function, None where the folder has none."""
+        content = self.store.get(self.group, self._name(signature))
+        if content is None:
+            return None
+        rtsys.initialize(target)  # all that loading needs of `target.refresh()`, which takes a quarter of a second
+        return compiler.CompileResult._rebuild(target, *pickle.loads(content))
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        if compiled.library.has_dynamic_globals or compiled.lifted:  # it holds addresses of this process
+            return
+        self.store.put(self.group, serialize.dumps(compiled._reduce()), self._name(signature))
+
+    def _name(self, signature: Any) -> str:
+        return f"{self._function[:80]}-{digest_of(str(signature))}"
+
+
+IRRELEVANT = frozenset({"CACHE_DIR", "COLOR_SCHEME", "NUM_THREADS", "THREADING_LAYER", "THREADING_LAYER_PRIORITY"})
+"""Settings of Numba that change no code that is generated here."""
+
+
+@cache
+def _facts() -> tuple[str, ...]:
+    """All that machine code depends on besides its source: processor, versions, settings, the intrinsics' text."""
+    settings = {k: v for k, v in vars(config).items() if k.isupper() and k not in IRRELEVANT}
+    return (
+        binding.get_process_triple(),
+        binding.get_host_cpu_name(),
+        binding.get_host_cpu_features().flatten(),
+        sys.version,
+        *(f"{m.__name__} {m.__version__}" for m in (numba, sys.modules["llvmlite"], np)),
+        repr(sorted((k, repr(v)) for k, v in settings.items())),
+        digest_of_files("runtime/intrinsics/*.py", "runtime/kernels.py"),
+    )

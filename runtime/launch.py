@@ -1,4 +1,8 @@
-"""The call path of a kernel compiled for the CPU: bind arguments, check everything, allocate, run, hand back."""
+"""The call path of a kernel compiled for the CPU: bind arguments, check everything, allocate, run, hand back.
+
+A call like an earlier one (the same shapes, element types, contiguity and numbers, in NumPy arrays) has nothing left to
+check: `Ready` runs it in a few microseconds.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +18,32 @@ import numpy as np
 
 from ..compiler.calls import check_call, extents_of
 from ..compiler.codegen import cpu
+from ..compiler.cost import CPU_RATES, estimate, predict
 from ..compiler.evaluate import Number, evaluate
 from ..compiler.interpreter.tile import integer
 from ..compiler.tensor_ir import Graph, Node
 from ..compiler.tile_ir import TileModule, TileProgram
 from ..dsl.types import DType
-from .arrays import NUMPY, Array, Received, deliver, overlaps, receive, to_kernel, writable
+from .arrays import NARROW_FLOATS, NUMPY, Array, Received, deliver, overlaps, receive, to_kernel, writable
+from .kernels import contiguous, version
 from .memory import Scratch, last_use
+from .ready import Ready
+from .threads import alone
 
 MAX_BYTES = 2**63 - 1
-REMEMBERED_CALLS = 64
+REMEMBERED_CALLS = 256
+WORTH_SHARING_S = 50e-6
+"""A launch predicted to take less runs on the calling thread: waking another takes as long."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call's shapes and scalars settle: extents, output shapes, scratch shapes."""
+    """What a call's shapes and scalars settle: extents, output shapes, scratch shapes, launches for one thread."""
 
     extents: dict[str, int]
     outputs: dict[str, tuple[int, ...]]
     scratch: dict[str, tuple[int, ...]]
+    alone: tuple[bool, ...]
 
 
 class Kernel:
@@ -44,10 +56,17 @@ class Kernel:
     """
 
     def __init__(
-        self, graph: Graph, module: TileModule, functions: Mapping[str, Callable[..., object]]
+        self,
+        graph: Graph,
+        module: TileModule,
+        functions: Mapping[str, Callable[..., object]],
+        edited: bool = False,
     ) -> None:
+        """`edited` functions may call what they compile in ways of their own, so Numba looks at the types of each call."""
         self.graph = graph
         self.module = module
+        self._edited = edited
+        self._versions: dict[tuple[int, bool], Callable[..., object]] = {}
         names = cpu.function_names(module)
         self._steps = [(p, functions[names[p.name]]) for p in module.programs]
         self._last_use = {s.name: last_use(module, s.name) for s in module.scratch}
@@ -69,6 +88,33 @@ class Kernel:
             targets[n].given if n in targets else deliver(results[n], like) for n in self.graph.outputs
         )
         return None if not delivered else delivered[0] if len(delivered) == 1 else delivered
+
+    def ready(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Ready | None:
+        """What runs calls with the `call_key` of this one, which has succeeded; None where each needs its checks: where
+        parameters are updated in place or tensors lie between launches."""
+        updated = any(t.inout for t in self.graph.tensors.values())
+        given = self._bind(tuple(positional), dict(named))
+        tensors = {n: given[n] for n in self.graph.tensors}
+        odd = any(type(x) is not np.ndarray or not x.flags.aligned for x in tensors.values())
+        if self._edited or updated or odd or self.module.scratch or not tensors:
+            return None
+        order = [*self.graph.order[: len(positional)], *named]
+        scalars = self._scalars(given)
+        plan = self._plan({n: x.shape for n, x in tensors.items()}, scalars)
+        dtypes = {n: t.dtype for n, t in (*self.graph.tensors.items(), *self.graph.outputs.items())}
+        index = {n: i for i, n in enumerate(dtypes)}
+        empty = {n: np.empty((0,) * len(s), NUMPY[dtypes[n]]) for n, s in plan.outputs.items()}
+        steps = []
+        for i, (program, _) in enumerate(self._steps):
+            arguments = self._arguments(program, {**tensors, **empty}, {**plan.extents, **scalars}, plan, Scratch())
+            taken = tuple(index[p.name] for p in program.params)
+            steps.append((self._function(i, arguments), taken, tuple(arguments[len(taken) :]), plan.alone[i]))
+        return Ready(
+            places=tuple(order.index(n) for n in tensors),
+            outputs=tuple((s, NUMPY[dtypes[n]]) for n, s in plan.outputs.items()),
+            bits=tuple(index[n] for n, dtype in dtypes.items() if dtype in NARROW_FLOATS),
+            steps=tuple(steps),
+        )
 
     def run(
         self,
@@ -147,7 +193,8 @@ class Kernel:
             s.name: self._sized(s.name, tuple(integer(x, {**scalars, **extents}) for x in s.shape), s.dtype)
             for s in self.module.scratch
         }
-        return Plan(extents, outputs, scratch)
+        known = {**extents, **{n: int(v) for n, v in scalars.items() if isinstance(v, int)}}
+        return Plan(extents, outputs, scratch, tuple(_is_small(p, known) for p in self.module.programs))
 
     def _check_statics(self, extents: Mapping[str, int]) -> None:
         for p in self.module.programs:
@@ -215,13 +262,26 @@ class Kernel:
         scratch = Scratch()
         numbers = {**plan.extents, **scalars}
         try:
-            for i, (program, function) in enumerate(self._steps):
-                function(*self._arguments(program, arrays, numbers, plan, scratch))
+            for i, (program, _) in enumerate(self._steps):
+                arguments = self._arguments(program, arrays, numbers, plan, scratch)
+                with alone if plan.alone[i] else nullcontext():
+                    self._function(i, arguments)(*arguments)
                 for name in [n for n, last in self._last_use.items() if last == i]:
                     del arrays[name]
                     scratch.release(name)
         finally:
             scratch.release_all()
+
+    def _function(self, step: int, arguments: Sequence[Any]) -> Callable[..., object]:
+        """The function of a launch, compiled for arguments like these."""
+        function = self._steps[step][1]
+        if self._edited:
+            return function
+        key = step, contiguous(arguments)
+        found = self._versions.get(key)
+        if found is None:
+            found = self._versions[key] = version(function, arguments)
+        return found
 
     def _arguments(
         self,
@@ -241,6 +301,12 @@ class Kernel:
             *(as_held(numbers[s.name], s.dtype) for s in program.scalars),
             *(numbers[e] for e in program.extents if e not in statics),
         ]
+
+
+def _is_small(program: TileProgram, extents: Mapping[str, int]) -> bool:
+    """Is one launch predicted to end before another thread would be awake?"""
+    cost = estimate(program, extents)
+    return predict(cost, CPU_RATES).seconds < WORTH_SHARING_S
 
 
 def scalar(value: Any, what: str, dtype: DType) -> Number:

@@ -42,9 +42,24 @@ def thread_limit(n: int) -> Iterator[None]:
         _limit = before
 
 
+class _Alone(threading.local):
+    """`with alone:` the tasks that this thread starts run on it and no other."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self.depth -= 1
+
+
+alone = _Alone()
+
+
 def run_tasks(function: Callable[..., Any], tasks: int, *arguments: Any) -> None:
     """Call `function(first, last, *arguments)` on ranges that together cover [0, tasks) once each."""
-    workers = min(threads(), tasks)
+    workers = 1 if tasks <= 1 or alone.depth else min(threads(), tasks)
     if workers <= 1:
         if tasks > 0:
             function(0, tasks, *arguments)

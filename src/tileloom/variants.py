@@ -1,0 +1,189 @@
+"""The compilations of one kernel: made where there is none for a call, kept in memory and in the cache folder.
+
+A variant is made for the element types of a call, for the class of its sizes (decisions are predicted for the sizes of the
+first call of a class) and for the values of the extents that are compiled in. The folder holds what is needed to run it,
+as text; what explains it is made again when somebody asks.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from . import __version__
+from .compiler.elaborate import elaborate
+from .compiler.options import Options
+from .compiler.schedule import Schedule, print_schedule
+from .compiler.target import Target
+from .compiler.tensor_ir import Graph
+from .compiler.tensor_text import print_graph
+from .dsl.syntax import ProgramKernel
+from .dsl.types import DType
+from .runtime.cache import Store, digest, digest_of_files, store
+
+if TYPE_CHECKING:
+    from .compiler.pipeline import Compilation
+
+SIZE_CLASSES = (0, 1, 64, 512, 8192)
+"""The largest size of each class; one more holds what is beyond."""
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the cache folder keeps of a compilation: `tile` and `source` as text, the sizes it was predicted for."""
+
+    sizes: dict[str, int]
+    statics: dict[str, int]
+    tile: str
+    source: str
+
+
+@dataclass
+class Variant:
+    """One compilation, made ready to run when it first runs."""
+
+    graph: Graph
+    record: Record
+    compile: Callable[[Mapping[str, int]], Compilation] = field(repr=False)
+
+    def fits(self, extents: Mapping[str, int]) -> bool:
+        return all(extents[e] == n for e, n in self.record.statics.items())
+
+    @cached_property
+    def compilation(self) -> Compilation:
+        return self.compile(self.record.sizes)
+
+    @cached_property
+    def ready(self) -> Callable[..., Any]:
+        """The kernel on the CPU."""
+        from .compiler.tile_text import parse_module
+        from .runtime.kernels import build
+        from .runtime.launch import Kernel
+
+        return Kernel(self.graph, parse_module(self.record.tile), build(self.record.source))
+
+
+@dataclass
+class Variants:
+    """All variants of a kernel under one set of options. Not for several threads at once: the caller locks."""
+
+    kernel: ProgramKernel
+    machine: Target
+    options: Options
+    schedule: Schedule | None
+    _graphs: dict[tuple[DType, ...], Graph] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[object, ...], list[Variant]] = field(default_factory=dict, repr=False)
+
+    def graph(self, dtypes: Mapping[str, DType]) -> Graph:
+        """The kernel's tensor IR as written, for these dtype parameters."""
+        key = tuple(dtypes.values())
+        if key not in self._graphs:
+            self._graphs[key] = elaborate(self.kernel, dtypes)
+        return self._graphs[key]
+
+    def latest(self) -> Variant | None:
+        made = [v for several in self._made.values() for v in several]
+        return made[-1] if made else None
+
+    def find(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
+        """The variant for these element types and sizes: from memory, from the cache folder, or compiled."""
+        classes = size_classes(extents)
+        several = self._made.setdefault((*dtypes.values(), *classes.items()), [])
+        found = next((v for v in several if v.fits(extents)), None)
+        if found is None:
+            found = self._stored_or_made(dtypes, extents, classes)
+            several.append(found)
+        return found
+
+    def compile(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Compilation:
+        from .compiler.pipeline import compile_kernel  # with sympy, which a stored variant does not wait for
+        from .compiler.schedule_text import check_names
+
+        made = compile_kernel(
+            self.kernel, self.machine, extents, dtypes=dtypes, options=self.options, schedule=self.schedule
+        )
+        if self.schedule is not None:
+            check_names(self.schedule, made.graph.axes, [r.name for r in made.regions])
+        return made
+
+    def _stored_or_made(
+        self, dtypes: Mapping[str, DType], extents: Mapping[str, int], classes: Mapping[str, int]
+    ) -> Variant:
+        graph = self.graph(dtypes)
+        if self.machine.is_cuda:
+            return self._made_variant(graph, dtypes, extents)
+        folder, group = store(), self._group(graph, classes)
+        with folder.making(group):
+            record = read(folder, group, extents)
+            if record is not None:
+                return Variant(graph, record, lambda sizes: self.compile(dtypes, sizes))
+            made = self._made_variant(graph, dtypes, extents)
+            write(folder, group, made.record)
+        return made
+
+    def _made_variant(
+        self, graph: Graph, dtypes: Mapping[str, DType], extents: Mapping[str, int]
+    ) -> Variant:
+        made = self.compile(dtypes, extents)
+        record = Record(made.sizes, made.statics, made.snapshots["tile"], made.source)
+        variant = Variant(graph, record, lambda sizes: self.compile(dtypes, sizes))
+        variant.compilation = made
+        return variant
+
+    def _group(self, graph: Graph, classes: Mapping[str, int]) -> str:
+        """All that a compilation depends on but the values compiled in, digested."""
+        stated = print_schedule(self.schedule) if self.schedule is not None else ""
+        text = print_graph(graph), repr(self.options), stated, repr(self.machine), repr(sorted(classes.items()))
+        return f"kernel-{digest(*text, *_facts())}"
+
+
+def size_classes(extents: Mapping[str, int]) -> dict[str, int]:
+    """The class of each extent: sizes of one class share their decisions."""
+    return {e: bisect_left(SIZE_CLASSES, n) for e, n in extents.items()}
+
+
+# ---------------------------------------------------------------- the cache folder
+
+
+def read(folder: Store, group: str, extents: Mapping[str, int]) -> Record | None:
+    """The stored variant for these sizes. Its name states the values compiled in."""
+    for name in folder.names(group):
+        if _fits(name, extents):
+            content = folder.get(group, name)
+            if content is not None:
+                return Record(**json.loads(content))
+    return None
+
+
+def write(folder: Store, group: str, record: Record) -> None:
+    name = ",".join(f"{e}={n}" for e, n in record.statics.items()) or "any"
+    if len(name.encode()) < LONGEST_NAME:
+        folder.put(group, json.dumps(asdict(record)).encode(), name)
+
+
+def _fits(name: str, extents: Mapping[str, int]) -> bool:
+    stated = () if name == "any" else (x.partition("=") for x in name.split(","))
+    return all(str(extents.get(e)) == n for e, _, n in stated)
+
+
+@cache
+def _facts() -> tuple[str, ...]:
+    """What decides how a text is compiled, besides the text."""
+    versions = (f"{name} {_version(name)}" for name in ("sympy", "mpmath", "numpy"))
+    python = platform.python_implementation(), platform.python_version()
+    own = digest_of_files("dsl/**/*.py", "compiler/**/*.py")
+    return __version__, *versions, *python, own
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
