@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from .schedule import Fuse
 
+RUNNING_SCALE = "quantise_with_running_scale"
+"""An inexact rule that `named` switches on."""
+
 
 @dataclass(frozen=True)
 class Options:

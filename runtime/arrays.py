@@ -44,7 +44,7 @@ class Received:
 def receive(value: Any, what: str, dtype: DType, rank: int) -> Received:
     """`value` as an array without a copy. Raises `TypeError` for no array or another dtype, `ValueError` for another
     rank; `what` names the argument in the message."""
-    array = _as_numpy(value, what)
+    array = as_numpy(value, what)
     if array.dtype != NUMPY[dtype]:
         raise TypeError(
             f"{what} holds {array.dtype}; {NUMPY[dtype]} is what it takes{_conversion(array, dtype)}"
@@ -60,7 +60,9 @@ def _conversion(array: Array, dtype: DType) -> str:
     return f": convert it first, as by .astype({str(NUMPY[dtype])!r})" if array.dtype.kind in "fiub" else ""
 
 
-def _as_numpy(value: Any, what: str) -> Array:
+def as_numpy(value: Any, what: str) -> Array:
+    """`value` as an array over the same memory. Raises `TypeError` where it is no array, `ValueError` where it lies on
+    another device."""
     if isinstance(value, np.ndarray):
         return value
     if is_torch(value):
@@ -122,6 +124,8 @@ def writable(array: Array, what: str) -> Array:
     """Refuse, with `ValueError`, memory that a kernel cannot write each element of on its own."""
     if not array.flags.writeable:
         raise ValueError(f"{what} is read-only; a writable array is what it takes")
+    if not array.flags.aligned:
+        raise ValueError(f"{what} is not aligned to its elements; a plain array is what it takes")
     inner = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
     reach = array.itemsize
     for stride, n in inner if array.size else ():
@@ -155,8 +159,10 @@ class _Interface:
 
 
 def to_kernel(array: Array, dtype: DType) -> Array:
-    """The array as generated code takes it: f16 and bf16 as their bits, and never read-only, so that one compiled
-    version serves all. The kernel does not write what it declares as an input."""
+    """The array as generated code takes it: f16 and bf16 as their bits, aligned (else a copy), and never read-only, so that
+    one compiled version serves all. The kernel does not write what it declares as an input."""
+    if not array.flags.aligned:
+        array = array.copy()
     if dtype in NARROW_FLOATS:
         array = array.view(np.uint16)
     return array if array.flags.writeable else np.asarray(_Interface(array))

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 try:
     import fcntl
@@ -160,8 +160,8 @@ class Store:
         if create and not self.folder.is_dir():
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as reason:
-                self._refuse(f"cannot make it: {reason.strerror or reason}")
+            except OSError as failure:
+                self._refuse(f"cannot make it: {failure.strerror or failure}")
                 return False
         reason = refusal(self.folder)
         if reason is not None:
@@ -170,7 +170,9 @@ class Store:
 
     def _refuse(self, reason: str) -> None:
         self._refused = reason
-        message = f"the cache folder {self.folder} is not used, so kernels compile anew in each process: {reason}"
+        message = (
+            f"the cache folder {self.folder} is not used, so kernels compile anew in each process: {reason}"
+        )
         warnings.warn(message, Unusable, stacklevel=2)
 
     # -- one maker an entry
@@ -276,7 +278,9 @@ def refusal(folder: Path) -> str | None:
     if not stat.S_ISDIR(facts.st_mode):
         return "it is no folder"
     if facts.st_uid != os.geteuid():
-        return f"it belongs to user {facts.st_uid}, not to you (user {os.geteuid()}); name another in {VARIABLE}"
+        return (
+            f"it belongs to user {facts.st_uid}, not to you (user {os.geteuid()}); name another in {VARIABLE}"
+        )
     if facts.st_mode & 0o022:
         return f"others can write to it (mode {stat.S_IMODE(facts.st_mode):o}): chmod go-w {whole}"
     for parent in whole.parents:
@@ -322,7 +326,7 @@ def _abandoned(path: Path) -> bool:
     return old
 
 
-def _forget_locks(store: Any = None) -> None:
+def _forget_locks() -> None:
     """In a forked child no thread holds the locks that one held in the parent."""
     store_of.cache_clear()
 

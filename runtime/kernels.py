@@ -25,7 +25,7 @@ from numba import types
 from numba.core import compiler, config, serialize
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
-from numba.core.runtime import rtsys
+from numba.core.runtime import nrt
 from numba.np.numpy_support import from_dtype
 
 from .cache import Store, digest_of_files, store
@@ -33,6 +33,12 @@ from .cache import digest as digest_of
 
 Kernel = Callable[..., Any]
 
+# Numba's own types for these are partial or none.
+_array: Any = types.Array
+_type_of: Any = numba.typeof
+_rebuilt: Any = compiler.CompileResult._rebuild
+_dumped: Any = serialize.dumps
+_start_memory: Any = nrt.rtsys.initialize
 _modules: dict[tuple[str, str], ModuleType] = {}
 _guard = threading.Lock()
 
@@ -41,7 +47,7 @@ def build(source: str, path: str | Path | None = None) -> dict[str, Kernel]:
     """The functions of a generated source, by name; each compiles at its first call for the types it is given.
 
     `path` is the file that tracebacks name; without it the source gets a name made of its digest. The same source is one
-    module to all callers, for the life of the process. Raises `SyntaxError` and whatever else the text raises when it is run.
+    module to all callers, for the life of the process. Raises `SyntaxError` and what else the text raises when it is run.
     """
     name = str(path) if path is not None else f"<tileloom {digest(source)}>"
     with _guard:
@@ -59,7 +65,8 @@ def _run(source: str, name: str) -> ModuleType:
     exec(compile(source, name, "exec"), module.__dict__)
     for value in vars(module).values():
         if isinstance(value, Dispatcher) and value.py_func.__module__ == module.__name__:
-            value._cache = _CodeCache(value.py_func.__name__, source)
+            task: Any = value
+            task._cache = _CodeCache(value.py_func.__name__, source)
     return module
 
 
@@ -83,19 +90,19 @@ def version(function: Kernel, arguments: Sequence[Any]) -> Kernel:
     in one thread and one process at a time.
     """
     names = function.__globals__
-    signature = (types.int64, types.int64, *_types(arguments))
+    taken = tuple(_types(arguments))
     compiled = {
-        n: _entry(names[n], signature)
-        for n in function.__code__.co_names  # type: ignore[attr-defined]
-        if isinstance(names.get(n), Dispatcher)
+        n: _entry(names[n], taken) for n in function.__code__.co_names if isinstance(names.get(n), Dispatcher)
     }
-    return FunctionType(function.__code__, {**names, **compiled}, function.__name__)  # type: ignore[attr-defined]
+    return FunctionType(function.__code__, {**names, **compiled}, function.__name__)
 
 
-def _entry(dispatcher: Any, signature: tuple[Any, ...]) -> Kernel:
+def _entry(dispatcher: Any, taken: tuple[Any, ...]) -> Kernel:
+    """A function of tasks compiled for these types; where its grid is shared out it takes a range of tasks before them."""
     kept = dispatcher._cache
-    with kept.store.making(kept.group) if isinstance(kept, _CodeCache) else _guard:
-        entry: Kernel = dispatcher.compile(signature)
+    ahead = dispatcher.py_func.__code__.co_argcount - len(taken)
+    with kept.store.making(kept.group):
+        entry: Kernel = dispatcher.compile((*(types.int64,) * ahead, *taken))
     return entry
 
 
@@ -107,15 +114,15 @@ def _types(arguments: Sequence[Any]) -> Iterator[Any]:
     layout = "C" if contiguous(arguments) else "A"
     for x in arguments:
         if isinstance(x, np.ndarray):
-            yield types.Array(from_dtype(x.dtype), x.ndim, layout)
+            yield _array(from_dtype(x.dtype), x.ndim, layout)
         else:
-            yield numba.typeof(x)
+            yield _type_of(x)
 
 
 # ---------------------------------------------------------------- the cache
 
 
-class _CodeCache(NullCache):  # type: ignore[misc]
+class _CodeCache(NullCache):
     """Where Numba looks for the machine code of one function before it compiles it, and leaves it after.
 
     Numba's own cache keeps one index a function, which two processes that compile for different types overwrite for each
@@ -136,19 +143,23 @@ class _CodeCache(NullCache):  # type: ignore[misc]
         content = self.store.get(self.group, self._name(signature))
         if content is None:
             return None
-        rtsys.initialize(target)  # all that loading needs of `target.refresh()`, which takes a quarter of a second
-        return compiler.CompileResult._rebuild(target, *pickle.loads(content))
+        _start_memory(
+            target
+        )  # all that loading needs of `target.refresh()`, which takes a quarter of a second
+        return _rebuilt(target, *pickle.loads(content))
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         if compiled.library.has_dynamic_globals or compiled.lifted:  # it holds addresses of this process
             return
-        self.store.put(self.group, serialize.dumps(compiled._reduce()), self._name(signature))
+        self.store.put(self.group, _dumped(compiled._reduce()), self._name(signature))
 
     def _name(self, signature: Any) -> str:
         return f"{self._function[:80]}-{digest_of(str(signature))}"
 
 
-IRRELEVANT = frozenset({"CACHE_DIR", "COLOR_SCHEME", "NUM_THREADS", "THREADING_LAYER", "THREADING_LAYER_PRIORITY"})
+IRRELEVANT = frozenset(
+    {"CACHE_DIR", "COLOR_SCHEME", "NUM_THREADS", "THREADING_LAYER", "THREADING_LAYER_PRIORITY"}
+)
 """Settings of Numba that change no code that is generated here."""
 
 

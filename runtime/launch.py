@@ -106,7 +106,9 @@ class Kernel:
         empty = {n: np.empty((0,) * len(s), NUMPY[dtypes[n]]) for n, s in plan.outputs.items()}
         steps = []
         for i, (program, _) in enumerate(self._steps):
-            arguments = self._arguments(program, {**tensors, **empty}, {**plan.extents, **scalars}, plan, Scratch())
+            arguments = self._arguments(
+                program, {**tensors, **empty}, {**plan.extents, **scalars}, plan, Scratch()
+            )
             taken = tuple(index[p.name] for p in program.params)
             steps.append((self._function(i, arguments), taken, tuple(arguments[len(taken) :]), plan.alone[i]))
         return Ready(

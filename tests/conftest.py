@@ -4,11 +4,16 @@ examples have no time limit each, because the first of a shape compiles."""
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# What tests compile is kept between runs, beside what pytest itself keeps, and not in the user's own folder.
+os.environ["TILELOOM_CACHE_DIR"] = str(Path(__file__).parent.parent / ".pytest_cache" / "tileloom")
 
 settings.register_profile("tileloom", parent=settings(), deadline=None)
 settings.load_profile("tileloom")

@@ -9,13 +9,12 @@ import mpmath
 import sympy as sp
 
 from ..cascade import Obligation, Refusal
+from ..options import RUNNING_SCALE
 from ..spelling import spell
 from ..tensor_ir import Node, Reduce, walk
 from .algebra import ROUNDINGS, Untranslatable
 from .proofs import evaluations
 from .repairs import Setting, Unfit
-
-RUNNING_SCALE = "quantise_with_running_scale"
 
 
 def blocked(by: str) -> str:

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .arguments import Arguments, Array, alternatives, bind
 from .compiler.calls import check_call, extents_of
-from .compiler.elaborate import elaborate
-from .compiler.explain import Explanation, explain
 from .compiler.interpreter.arithmetic import NUMPY
-from .compiler.options import Options
-from .compiler.passes.refusals import RUNNING_SCALE
-from .compiler.pipeline import Compilation, compile_kernel
+from .compiler.options import RUNNING_SCALE, Options
 from .compiler.schedule import Fuse, Schedule
-from .compiler.schedule_text import check_names, parse_schedule
+from .compiler.schedule_text import parse_schedule
 from .compiler.target import CPU, CudaTarget, Target, target
 from .compiler.tensor_ir import Graph
 from .dsl.diagnostics import TileError
 from .dsl.load import load, parse
 from .dsl.syntax import ProgramKernel
 from .dsl.types import NAMES, DType
-from .execution import CannotRun, Run, gpu_target, interpret, on_cpu, on_gpu
+from .execution import CannotRun, Run, gpu_target, interpret
+from .runtime.arrays import deliver
+from .runtime.ready import CallKey, Ready, call_key
+from .variants import Variant, Variants
 
 if TYPE_CHECKING:
     from .bench import Benchmark
+    from .compiler.explain import Explanation
+    from .compiler.pipeline import Compilation
+    from .runtime.launch import Kernel
 
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
 
@@ -93,35 +95,6 @@ def _agreed(schedule: Schedule, kernel: ProgramKernel, fuse: Fuse) -> Schedule:
     return replace(schedule, fuse=fuse) if fuse != "auto" else schedule
 
 
-@dataclass
-class _Variant:
-    """One compilation, made ready to run when it first runs."""
-
-    compilation: Compilation
-
-    @cached_property
-    def on_cpu(self) -> Callable[..., Any]:
-        return on_cpu(self.compilation)
-
-    @cached_property
-    def on_gpu(self) -> Run:
-        return on_gpu(self.compilation)
-
-
-CallKey = tuple[object, ...]
-
-
-def _key(positional: Sequence[object], named: Mapping[str, object]) -> CallKey:
-    """What chooses the code for a call: shapes and element types, and the whole numbers, which may be extents."""
-    return (*map(_kind, positional), *((name, _kind(value)) for name, value in named.items()))
-
-
-def _kind(value: object) -> object:
-    if isinstance(value, np.ndarray):
-        return value.shape, value.dtype
-    return value if isinstance(value, int) else type(value)
-
-
 @dataclass(frozen=True)
 class Explained:
     """Facts about a compilation; as text, what `tileloom explain` prints."""
@@ -145,9 +118,8 @@ class CompiledKernel:
     target: str
     options: Options
     stated_schedule: Schedule | None = None
-    _graphs: dict[tuple[DType, ...], Graph] = field(default_factory=dict, repr=False)
-    _calls: dict[CallKey, Callable[..., Any]] = field(default_factory=dict, repr=False)
-    _variants: dict[tuple[DType, ...], list[_Variant]] = field(default_factory=dict, repr=False)
+    _ready: dict[CallKey | None, Ready] = field(default_factory=dict, repr=False)
+    _kernels: dict[CallKey, Kernel] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -155,6 +127,7 @@ class CompiledKernel:
         if self.stated_schedule is not None and self.stated_schedule.target != self.machine.name:
             s = self.stated_schedule
             raise ValueError(f"the schedule `{s.name}` is for {s.target}, the target is {self.machine.name}")
+        self._variants = Variants(self.kernel, self.machine, self.options, self.stated_schedule)
 
     @cached_property
     def naive(self) -> CompiledKernel:
@@ -173,34 +146,46 @@ class CompiledKernel:
         Parameters declared `inout` are updated in place; `out=` takes the array, or tuple of arrays, to write instead.
         Raises TypeError and ValueError, naming argument, value and what is accepted, before anything is written.
         """
-        key = _key(positional, named)
-        run = self._calls.get(key)
-        if run is None:
-            if len(self._calls) >= REMEMBERED_CALLS:
-                self._calls.clear()
-            run = self._calls[key] = self._callable(positional, named)
-        return run(*positional, out=out, **named)
+        key = call_key(positional, named) if out is None else None
+        ready = self._ready.get(key)
+        if ready is not None:
+            return ready((*positional, *named.values()))
+        result = self._checked(positional, named, out)
+        if key is not None and self.target == "cpu":
+            self._remember(key, positional, named)
+        return result
 
-    def _callable(self, positional: Sequence[object], named: Mapping[str, object]) -> Callable[..., Any]:
-        """What runs calls with arrays of these shapes and element types."""
+    def _checked(self, positional: Sequence[object], named: Mapping[str, object], out: object) -> Any:
+        """A call of which nothing is known yet."""
         call = bind(self.kernel.kernel, positional, named)
+        if self.target == "cpu":
+            return self._kernel(call)(*positional, out=out, **named)
         graph = self.graph(call.dtypes)
         if self.target == "interp":
-            return self._called(graph, partial(interpret, graph, check_indices=True))
+            return self._on_copies(graph, partial(interpret, graph, check_indices=True), call, out)
+        return self._on_copies(graph, self._settled(call).on_gpu, call, out)
+
+    def _settled(self, call: Arguments) -> Variant:
+        """The variant for a call, after the checks."""
+        graph = self.graph(call.dtypes)
         extents = extents_of(graph, call.shapes, call.scalars)
         check_call(graph, extents, call.scalars)
-        variant = self._variant(call.dtypes, extents)
-        if isinstance(self.machine, CudaTarget):
-            return self._called(graph, variant.on_gpu)
-        return variant.on_cpu
+        return self._variant(call.dtypes, extents)
 
-    def _called(self, graph: Graph, run: Run) -> Callable[..., Any]:
-        """A call's manners around what runs on copies: binding, checks, `out=`, updates in place."""
+    def _kernel(self, call: Arguments) -> Kernel:
+        """What runs calls with arrays of these shapes and element types on the CPU."""
+        key = (*call.shapes.values(), *call.dtypes.values(), *call.scalars.items())
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._settled(call).on_cpu
+            _bounded(self._kernels)[key] = found
+        return found
 
-        def call(*positional: object, out: object = None, **named: object) -> Any:
-            return self._on_copies(graph, run, bind(self.kernel.kernel, positional, named), out)
-
-        return call
+    def _remember(self, key: CallKey, positional: Sequence[object], named: Mapping[str, object]) -> None:
+        """Calls like this one, which has succeeded, need no checks again."""
+        ready = self._kernel(bind(self.kernel.kernel, positional, named)).ready(positional, named)
+        if ready is not None:
+            _bounded(self._ready)[key] = ready
 
     def _on_copies(self, graph: Graph, run: Run, call: Arguments, out: object) -> Any:
         extents = extents_of(graph, call.shapes, call.scalars)
@@ -212,17 +197,14 @@ class CompiledKernel:
                 np.copyto(call.tensors[name], results[name])
         for name, array in targets.items():
             np.copyto(array, results[name])
-        outputs = tuple(targets.get(name, results[name]) for name in graph.outputs)
+        outputs = tuple(targets.get(name, deliver(results[name], call.first)) for name in graph.outputs)
         return outputs if len(outputs) > 1 else outputs[0] if outputs else None
 
     # ------------------------------------------------------------ compiling
 
     def graph(self, dtypes: Mapping[str, DType]) -> Graph:
         """The kernel's tensor IR as written, for these dtype parameters."""
-        key = tuple(dtypes.values())
-        if key not in self._graphs:
-            self._graphs[key] = elaborate(self.kernel, dtypes)
-        return self._graphs[key]
+        return self._variants.graph(dtypes)
 
     def compilation(self, *positional: object, **named: object) -> Compilation:
         """The compilation that a call with these arguments would use: arrays, or extents (and dtype parameters) by name.
@@ -257,28 +239,10 @@ class CompiledKernel:
             )
         return dtypes, {e: _extent(self.name, e, values[e]) for e in graph.extents}
 
-    def _variant(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> _Variant:
-        """The variant whose compile-time extents are those of the call, made where there is none."""
+    def _variant(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
+        """The variant for these element types and sizes, made where there is none."""
         with self._lock:
-            variants = self._variants.setdefault(tuple(dtypes.values()), [])
-            for v in variants:
-                if all(extents[e] == n for e, n in v.compilation.statics.items()):
-                    return v
-            variants.append(self._compiled(dtypes, extents))
-            return variants[-1]
-
-    def _compiled(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> _Variant:
-        made = compile_kernel(
-            self.kernel,
-            self.machine,
-            extents,
-            dtypes=dtypes,
-            options=self.options,
-            schedule=self.stated_schedule,
-        )
-        if self.stated_schedule is not None:
-            check_names(self.stated_schedule, made.graph.axes, [r.name for r in made.regions])
-        return _Variant(made)
+            return self._variants.find(dtypes, extents)
 
     # ------------------------------------------------------------ looking
 
@@ -293,17 +257,18 @@ class CompiledKernel:
         return self._latest().schedule
 
     def _latest(self) -> Compilation:
-        made = [v for variants in self._variants.values() for v in variants]
-        return made[-1].compilation if made else self.compilation()
+        latest = self._variants.latest()
+        return latest.compilation if latest else self.compilation()
 
     def explain(self, *positional: object, **named: object) -> Explained:
         """What was derived and decided for a call with these arguments: arrays, or extents by name."""
         dtypes, extents = self._sizes(positional, named)
+        from .compiler.explain import explain
+        from .compiler.pipeline import compile_kernel
+
         made = self._variant(dtypes, extents).compilation
-        if (
-            made.sizes != extents
-        ):  # a variant is used for many sizes; predictions are for the ones asked about
-            made = self._compiled(dtypes, extents).compilation
+        if made.sizes != extents:  # a variant serves many sizes; predictions are for the ones asked about
+            made = self._variants.compile(dtypes, extents)
         naive = compile_kernel(
             self.kernel, self.machine, extents, dtypes=dtypes, options=replace(self.options, fuse="none")
         )
@@ -332,6 +297,15 @@ class CompiledKernel:
 
 
 # ---------------------------------------------------------------- details
+
+Held = TypeVar("Held")
+
+
+def _bounded(remembered: dict[Any, Held]) -> dict[Any, Held]:
+    """The same, emptied where it has grown long: calls whose numbers change each time are not worth remembering."""
+    if len(remembered) >= REMEMBERED_CALLS:
+        remembered.clear()
+    return remembered
 
 
 def machine(name: str) -> Target:

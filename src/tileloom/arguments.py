@@ -13,6 +13,7 @@ from .compiler.interpreter.arithmetic import ELEMENT
 from .dsl.suggest import did_you_mean
 from .dsl.syntax import Kernel, Param
 from .dsl.types import NAMES, DType
+from .runtime.arrays import as_numpy
 
 Array = npt.NDArray[Any]
 Scalar = bool | int | float
@@ -20,11 +21,13 @@ Scalar = bool | int | float
 
 @dataclass(frozen=True)
 class Arguments:
-    """Tensors and scalars by name; declared extents stand among the scalars. `dtypes` are the dtype parameters."""
+    """Tensors and scalars by name; declared extents stand among the scalars. `dtypes` are the dtype parameters, `first` is
+    the first array as given, whose kind results have."""
 
     tensors: dict[str, Array]
     scalars: dict[str, Scalar]
     dtypes: dict[str, DType]
+    first: object = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -48,7 +51,7 @@ def bind(kernel: Kernel, positional: Sequence[object], named: Mapping[str, objec
     for p in kernel.params:
         if not p.shape:
             _fits(kernel, p, scalars[p.name.name], dtypes)
-    return Arguments(tensors, scalars, dtypes)
+    return Arguments(tensors, scalars, dtypes, next((given[name] for name in tensors), None))
 
 
 def declared_extents(kernel: Kernel) -> list[str]:
@@ -82,15 +85,13 @@ def _by_name(kernel: Kernel, positional: Sequence[object], named: Mapping[str, o
 
 def _tensor(kernel: Kernel, p: Param, value: object) -> Array:
     name = p.name.name
-    if not isinstance(value, np.ndarray):
-        kind = type(value).__name__
-        raise TypeError(f"{kernel.name.name}: `{name}` is a {kind}; a NumPy array is needed")
-    if value.dtype not in ELEMENT:
+    array = as_numpy(value, f"{kernel.name.name}: `{name}`")
+    if array.dtype not in ELEMENT:
         known = ", ".join(str(n) for n in ELEMENT)
-        raise TypeError(f"{kernel.name.name}: `{name}` holds {value.dtype}; arrays may hold {known}")
-    if p.inout and not value.flags.writeable:
+        raise TypeError(f"{kernel.name.name}: `{name}` holds {array.dtype}; arrays may hold {known}")
+    if p.inout and not array.flags.writeable:
         raise ValueError(f"{kernel.name.name}: `{name}` is updated in place, but the array is read-only")
-    return value
+    return array
 
 
 def _scalar(kernel: Kernel, name: str, value: object) -> Scalar:

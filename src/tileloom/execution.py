@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import Array, Scalar
-from .compiler.interpreter import tensor, tile
-from .compiler.interpreter.tensor import Precision
-from .compiler.pipeline import Compilation
 from .compiler.target import CudaTarget
 from .compiler.tensor_ir import Graph
 
 if TYPE_CHECKING:
+    from .compiler.interpreter.tensor import Precision
+    from .compiler.pipeline import Compilation
     from .runtime.launch import Kernel
 
 
@@ -42,7 +41,7 @@ def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path
             f"{path or 'the source'} cannot be run: {type(reason).__name__}: {reason}"
         ) from reason
     try:
-        return Kernel(compilation.written, compilation.module, functions)
+        return Kernel(compilation.written, compilation.module, functions, edited=True)
     except KeyError as missing:
         raise ValueError(f"{path or 'the source'} defines no function {missing}") from None
 
@@ -83,6 +82,8 @@ def interpret(
     check_indices: bool = False,
 ) -> dict[str, Array]:
     """The tensor interpreter: outputs, then updated parameters. `float64` computes everything in f64: the oracle."""
+    from .compiler.interpreter import tensor
+
     return tensor.run(graph, tensors, scalars, precision=precision, check_indices=check_indices)
 
 
@@ -90,4 +91,6 @@ def interpret_tiles(
     compilation: Compilation, tensors: Mapping[str, Array], scalars: Mapping[str, Scalar]
 ) -> dict[str, Array]:
     """The tile interpreter on the compiled tile program."""
+    from .compiler.interpreter import tile
+
     return tile.run_module(compilation.module, tensors, scalars)

@@ -1,8 +1,9 @@
 """The compilations of one kernel: made where there is none for a call, kept in memory and in the cache folder.
 
-A variant is made for the element types of a call, for the class of its sizes (decisions are predicted for the sizes of the
-first call of a class) and for the values of the extents that are compiled in. The folder holds what is needed to run it,
-as text; what explains it is made again when somebody asks.
+A variant is made for the element types of a call and for the values of the extents that are compiled in; it serves all
+other sizes, though its decisions are predicted for the first. So that they do not depend on what other processes called
+first, the folder has a variant for each class of sizes. It holds what is needed to run one, as text; what explains it is
+made again when somebody asks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import __version__
 from .compiler.elaborate import elaborate
@@ -25,10 +26,12 @@ from .compiler.tensor_ir import Graph
 from .compiler.tensor_text import print_graph
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
+from .execution import Run, on_gpu
 from .runtime.cache import Store, digest, digest_of_files, store
 
 if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
+    from .runtime.launch import Kernel
 
 SIZE_CLASSES = (0, 1, 64, 512, 8192)
 """The largest size of each class; one more holds what is beyond."""
@@ -61,8 +64,11 @@ class Variant:
         return self.compile(self.record.sizes)
 
     @cached_property
-    def ready(self) -> Callable[..., Any]:
-        """The kernel on the CPU."""
+    def on_gpu(self) -> Run:
+        return on_gpu(self.compilation)
+
+    @cached_property
+    def on_cpu(self) -> Kernel:
         from .compiler.tile_text import parse_module
         from .runtime.kernels import build
         from .runtime.launch import Kernel
@@ -79,7 +85,7 @@ class Variants:
     options: Options
     schedule: Schedule | None
     _graphs: dict[tuple[DType, ...], Graph] = field(default_factory=dict, repr=False)
-    _made: dict[tuple[object, ...], list[Variant]] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[DType, ...], list[Variant]] = field(default_factory=dict, repr=False)
 
     def graph(self, dtypes: Mapping[str, DType]) -> Graph:
         """The kernel's tensor IR as written, for these dtype parameters."""
@@ -94,11 +100,10 @@ class Variants:
 
     def find(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         """The variant for these element types and sizes: from memory, from the cache folder, or compiled."""
-        classes = size_classes(extents)
-        several = self._made.setdefault((*dtypes.values(), *classes.items()), [])
+        several = self._made.setdefault(tuple(dtypes.values()), [])
         found = next((v for v in several if v.fits(extents)), None)
         if found is None:
-            found = self._stored_or_made(dtypes, extents, classes)
+            found = self._stored_or_made(dtypes, extents)
             several.append(found)
         return found
 
@@ -113,13 +118,11 @@ class Variants:
             check_names(self.schedule, made.graph.axes, [r.name for r in made.regions])
         return made
 
-    def _stored_or_made(
-        self, dtypes: Mapping[str, DType], extents: Mapping[str, int], classes: Mapping[str, int]
-    ) -> Variant:
+    def _stored_or_made(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         graph = self.graph(dtypes)
         if self.machine.is_cuda:
             return self._made_variant(graph, dtypes, extents)
-        folder, group = store(), self._group(graph, classes)
+        folder, group = store(), self._group(graph, size_classes(extents))
         with folder.making(group):
             record = read(folder, group, extents)
             if record is not None:
@@ -128,9 +131,7 @@ class Variants:
             write(folder, group, made.record)
         return made
 
-    def _made_variant(
-        self, graph: Graph, dtypes: Mapping[str, DType], extents: Mapping[str, int]
-    ) -> Variant:
+    def _made_variant(self, graph: Graph, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         made = self.compile(dtypes, extents)
         record = Record(made.sizes, made.statics, made.snapshots["tile"], made.source)
         variant = Variant(graph, record, lambda sizes: self.compile(dtypes, sizes))
@@ -140,7 +141,13 @@ class Variants:
     def _group(self, graph: Graph, classes: Mapping[str, int]) -> str:
         """All that a compilation depends on but the values compiled in, digested."""
         stated = print_schedule(self.schedule) if self.schedule is not None else ""
-        text = print_graph(graph), repr(self.options), stated, repr(self.machine), repr(sorted(classes.items()))
+        text = (
+            print_graph(graph),
+            repr(self.options),
+            stated,
+            repr(self.machine),
+            repr(sorted(classes.items())),
+        )
         return f"kernel-{digest(*text, *_facts())}"
 
 
