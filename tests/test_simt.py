@@ -234,6 +234,11 @@ def test_two_grids_in_one_program_are_refused() -> None:
     )
 
 
+def test_an_axis_of_two_sizes_is_refused() -> None:
+    body = "for i in N by 64 parallel { store y[i] = 1.0\n for k in N by 8 { }\n for k in N by 16 { } }"
+    assert "visits `k` by 8 and by 16" in refusal(cases["module"]("w", "y: out f32[N]", body, "N"))
+
+
 def test_adding_bf16_from_several_threads_needs_sm_90() -> None:
     text = cases["module"](
         "w", "at: i32[M], y: inout bf16[N]", "for i in M by 64 parallel { store y[load at[i]] += 1.0 }", "M, N"

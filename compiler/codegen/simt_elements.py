@@ -62,11 +62,9 @@ from .tile_types import (
 )
 
 WIDEST_LINE = 76  # a longer expression is cut into named parts
-
-
-LONGEST_UNROLLED_BEFORE_LLVM_20, LONGEST_UNROLLED = 3000, 1000
-
-
+# How many instructions of a loop nest NVVM still unrolls, about; the one for sm_100 and later unrolls less.
+LONGEST_UNROLLED_BEFORE_SM_100, LONGEST_UNROLLED = 3000, 1000
+# Instructions of an operation, about; 1 where nothing is said.
 WORK = {
     "erf": 60,
     "pow": 120,
@@ -88,6 +86,7 @@ class Elements:
         self.program, self.target = program, target
         self.statics = dict(program.statics)
         self.axes = tile_axes(program, self.statics)
+        self._check_one_size()
         self.tiles = {a: self._tile_size(x) for a, x in self.axes.items()}
         self.facts = Facts(
             {p.name: p.dtype for p in program.params}, {s.name: s.dtype for s in program.scalars}, self.tiles
@@ -116,6 +115,17 @@ class Elements:
         }
         every = dict.fromkeys([*(a.name for a in loop_axes(program)), *self.axes])
         self.axis_names = {a: self._name_axis(a) for a in every}
+
+    def _check_one_size(self) -> None:
+        """An axis name stands for one tile size in a program; its bounds may differ from loop to loop."""
+        for a in loop_axes(self.program):
+            if a.name in self.axes and a.tile != self.axes[a.name].tile:
+                raise refuse(
+                    "E0911",
+                    f"`{self.program.name}` visits `{a.name}` by {a.tile or 1} and by {self.axes[a.name].tile}",
+                    None,
+                    help="give the axis of each loop a name of its own",
+                )
 
     def _tile_size(self, a: LoopAxis) -> int:
         if a.tile is None:
@@ -152,7 +162,7 @@ class Elements:
 
     def _written_out(self, layout: Layout, exprs: list[Expr]) -> Iterator[dict[str, str]]:
         """Counters of the loops that are written out, one set for each copy of the rest."""
-        limit = LONGEST_UNROLLED_BEFORE_LLVM_20 if self.target.capability < (10, 0) else LONGEST_UNROLLED
+        limit = LONGEST_UNROLLED_BEFORE_SM_100 if self.target.capability < (10, 0) else LONGEST_UNROLLED
         work = layout.elements * sum(_work(x) for e in exprs for x in leaves(e))
         copies: list[dict[str, str]] = [{}]
         for axis, spread in zip(layout.axes, layout.spreads, strict=True):
