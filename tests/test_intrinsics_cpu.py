@@ -12,7 +12,9 @@ from tileloom.runtime.intrinsics import cpu
 EVERY = np.arange(0, 2**32, 1021, dtype=np.uint32).view(np.float32)
 """One float32 in a thousand, over all bit patterns: both signs, subnormals, infinities, NaN."""
 NEAR = np.concatenate([np.linspace(-110, 130, 200_001), np.linspace(0.4, 2.5, 200_001)]).astype(np.float32)
-SPECIAL = np.array([0, -0.0, np.inf, -np.inf, np.nan, 88.72283, 88.72284, -103.97, -103.98, 128, -149, -150, 1])
+SPECIAL = np.array(
+    [0, -0.0, np.inf, -np.inf, np.nan, 88.72283, 88.72284, -103.97, -103.98, 128, -149, -150, 1]
+)
 BOUNDS = {"exp": 1.1, "exp2": 1.0, "log": 0.8, "log2": 1.3, "tanh": 1.4}
 
 
