@@ -31,12 +31,14 @@ def loops(c: Compilation) -> list[tile.For]:
     return [s for p in c.module.programs for s in tile.statements(p.body) if isinstance(s, tile.For)]
 
 
-def test_attention_is_one_launch_with_one_loop_and_no_score_matrix() -> None:
+def test_attention_is_one_launch_with_one_pass_and_no_score_matrix() -> None:
     c = compiled("attention")
     assert len(c.module.programs) == 1
     assert c.module.scratch == ()
-    (loop,) = loops(c)
-    assert [x.type.axes for x in loop.carries] == [("m",), ("m",), ("m", "e")]
+    full, partial = loops(c)
+    for loop in (full, partial):
+        assert [x.type.axes for x in loop.carries] == [("m",), ("m",), ("m", "e")]
+    assert [x.init for x in partial.carries] == [tile.Name(x.name) for x in full.carries]
     dots = [
         e
         for s in tile.statements(c.module.programs[0].body)
@@ -44,13 +46,34 @@ def test_attention_is_one_launch_with_one_loop_and_no_score_matrix() -> None:
         for e in tile.subexpressions(x)
         if isinstance(e, tile.Dot)
     ]
-    assert sorted(d.over for d in dots) == [("d",), ("n",)]
+    assert sorted(d.over for d in dots) == [("d",), ("d",), ("n",), ("n",)]
 
 
 def test_causal_loops_stop_at_the_last_visible_key() -> None:
-    (loop,) = loops(compiled("attention"))
-    assert loop.axis.hi is not None
-    assert len(loop.domain) == 1
+    full, partial = loops(compiled("attention"))
+    assert full.axis.hi == partial.axis.lo
+    assert partial.axis.hi is not None
+    assert len(partial.domain) == 1
+
+
+def test_full_tiles_have_no_mask() -> None:
+    full, partial = loops(compiled("attention"))
+    assert [a.name for a in full.attributes] == ["full"]
+    assert selects(full) == ["=="]  # the guard of an empty maximum
+    assert selects(partial) == ["<=", "=="]
+
+
+def selects(loop: tile.For) -> list[str]:
+    """The comparisons that selects of a loop's body choose by."""
+    signs = {"le": "<=", "eq": "=="}
+    found = [
+        e.args[0]
+        for s in loop.body
+        for x in tile.expressions(s)
+        for e in tile.subexpressions(x)
+        if isinstance(e, tile.Apply) and e.op == "where"
+    ]
+    return sorted(signs[c.op] for c in found if isinstance(c, tile.Apply))
 
 
 def test_naive_has_a_launch_for_each_statement_and_stores_the_scores() -> None:

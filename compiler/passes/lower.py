@@ -88,7 +88,6 @@ class _Lowering:
         self.taken = {*graph.axes, *graph.extents, *graph.scalars, *graph.tensors, *stored}
         self.cascades: list[Cascade] = []
         self.rules = with_fields(rules, extents=tuple(graph.axes.items()))
-        self.labels: dict[str, str] = {}
         self.state_sets: dict[Node, frozenset[Node]] = {}
 
     # ------------------------------------------------------------ the program
@@ -193,8 +192,8 @@ class _Lowering:
     def cascade(self, frame: _Frame, c: Cascade) -> None:
         """One loop nest over the cascade's index set; its states are named values afterwards."""
         names = {s.name: self.state_name(s) for s in c.states}
-        self.labels = names
-        self.cascades.append(with_fields(c, carries=tuple(names.values())))
+        c = with_fields(c, carries=tuple(names.values()))
+        self.cascades.append(c)
         loops = [a for a in c.bound if a not in self.plan.whole]
         self.cascade_loop(frame, c, names, loops, {})
         for s in c.states:
@@ -311,8 +310,9 @@ class _Lowering:
         self, body: _Frame, c: Cascade, names: dict[str, str], scattered: list[Node]
     ) -> tuple[Expr, ...]:
         """The step inside a loop that runs once, or never where bounds of what the tile's tensors hold exclude all of it."""
-        if not scattered:
+        if not scattered or not any(_heavy(s) for s in c.states):
             return self.steps(body, c, names)
+        self.realise(body, [a for p in scattered for a in p.args])
         meets: Expr | None = None
         for p in scattered:
             for test in self.may_hold(body, p):
@@ -381,7 +381,7 @@ class _Lowering:
         parts = {s.name: self.state_part(s) for s in c.states}
         for s in c.states:
             body.memo[s.old] = tile.Name(names[s.name])
-        self.hints |= self.names_inside(c, self.labels)
+        self.hints |= self.names_inside(c)
         operands = [x for p in parts.values() for x in p.operands]
         self.realise(body, operands)
         self.count_uses(body, [*operands, *(s.moved for s in c.states if s.moved is not None)])
@@ -397,8 +397,9 @@ class _Lowering:
             yields.append(value)
         return tuple(yields)
 
-    def names_inside(self, c: Cascade, names: dict[str, str]) -> dict[Node, str]:
+    def names_inside(self, c: Cascade) -> dict[Node, str]:
         """The text's names for what is computed in the loop, where reductions are read as running states."""
+        names = {s.name: carried for s, carried in zip(c.states, c.carries, strict=True)}
         joined: dict[Node, str] = {s.reduction: s.name for s in c.states}
         found: dict[Node, str] = {reader(joined, "new")(r): f"{names[n]}_safe" for r, n in joined.items()}
         for s in c.states:
@@ -660,6 +661,12 @@ def without(c: Cascade, settled: list[Node]) -> Cascade:
     """The cascade where these predicates are known to hold."""
     states = tuple(with_fields(s, predicate=_conjunction(s.predicate, settled)) for s in c.states)
     return with_fields(c, states=states)
+
+
+def _heavy(s: State) -> bool:
+    """Is a product computed for each tile, so that skipping one saves more than asking costs?"""
+    inner = any(isinstance(n, t.Reduce) for n in t.walk([s.reduction.body]))
+    return inner or contraction(s.reduction.body, frozenset(s.reduction.bound)) is not None
 
 
 def _conjunction(predicate: Node | None, settled: list[Node]) -> Node | None:
