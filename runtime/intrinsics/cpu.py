@@ -6,7 +6,8 @@ int32 within range; only tensors in memory are narrow (`widen_*`, `narrow_*`).
 
 Errors of the float32 functions over all finite arguments, against exact values, in units in the last place (measured by
 tests/test_intrinsics_cpu.py): exp 1.1, exp2 1.0, log 0.8, log2 1.3, tanh 1.4; below the normal range a unit is one
-subnormal step. Float64 functions are the C library's. Reduction and polynomials follow S. Moshier's Cephes library (expf, logf, log2f, tanhf).
+subnormal step. Float64 functions are the C library's. Reduction and polynomials follow S. Moshier's Cephes library
+(expf, logf, log2f, tanhf).
 """
 
 from __future__ import annotations
