@@ -34,6 +34,7 @@ KEPT = 0.8
 MAGIC = b"tileloom cache 1\n"
 SUFFIX = ".entry"
 LOCKS = "locks"
+STARTED_S = time.time()
 ABANDONED_S = 3600.0
 """A file half written for so long has no writer."""
 WAIT_S = 300.0
@@ -73,11 +74,16 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def digest_of_files(*patterns: str) -> str:
-    """Digest of this package's own files, `compiler/**/*.py` for one: names and contents, read once a process."""
+    """Digest of this package's own files, `compiler/**/*.py` for one: names and contents, read once a process.
+
+    Files written since this process began may not be those that it imported: then the digest is this process's own.
+    """
     root = Path(__file__).resolve().parent.parent
     places = {p: root / p.partition("/")[0] for p in patterns}
     found = sorted(f for p, top in places.items() for f in top.glob(p.partition("/")[2]))
-    return digest(*(part for f in found for part in (f.relative_to(root).as_posix(), f.read_bytes())))
+    newer = any(f.stat().st_mtime > STARTED_S for f in found)
+    own = secrets.token_hex(8) if newer else ""
+    return digest(own, *(part for f in found for part in (f.relative_to(root).as_posix(), f.read_bytes())))
 
 
 @dataclass
