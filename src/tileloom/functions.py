@@ -50,12 +50,20 @@ class _Call:
         head = f"kernel {self.name}({', '.join(self.parameters)})\n    -> {result} {{\n"
         return head + "".join(f"    {line}\n" for line in self.lines) + "}\n"
 
-    def run(self, like: Any, out: Any, show: bool, target: str | None, **options: bool) -> Any:
+    def run(
+        self,
+        like: Any,
+        out: Any,
+        show: bool,
+        target: str | None,
+        deterministic: bool = False,
+        check_indices: bool = False,
+    ) -> Any:
         """The results as the kind of array that `like` is; arrays of `out` as themselves."""
         text = self.text()
         if show:
             sys.stdout.write(text)
-        result = _compiled(text, target, tuple(options.items()))(*self.values, out=out)
+        result = _compiled(text, target, deterministic, check_indices)(*self.values, out=out)
         if out is not None or isinstance(like, np.ndarray):
             return result
         several = isinstance(result, tuple)
@@ -63,15 +71,16 @@ class _Call:
 
 
 @lru_cache(maxsize=256)
-def _compiled(text: str, target: str | None, options: tuple[tuple[str, bool], ...]) -> CompiledKernel:
+def _compiled(text: str, target: str | None, deterministic: bool, check_indices: bool) -> CompiledKernel:
     program = parse(text, "<tileloom>")
     (name,) = program.kernels
-    return compile(program[name], target=target, **dict(options))
+    kernel = program[name]
+    return compile(kernel, target=target, deterministic=deterministic, check_indices=check_indices)
 
 
 def _element(array: Array, what: str, allowed: Sequence[DType] = FLOATS) -> DType:
     found = ELEMENT.get(array.dtype)
-    if found not in allowed:
+    if found is None or found not in allowed:
         raise TypeError(f"{what} holds {array.dtype}; it may hold {', '.join(map(str, allowed))}")
     return found
 
@@ -143,8 +152,7 @@ def attention(
     made.biases(bias, alibi_slopes)
     made.predicates(causal, window, mask)
     made.weights(sinks, return_lse)
-    options = {"deterministic": deterministic, "check_indices": check_indices}
-    return made.call.run(q, out, show, target, **options)
+    return made.call.run(q, out, show, target, deterministic, check_indices)
 
 
 class _Attention:
