@@ -106,6 +106,16 @@ class Setting:
         parts = [to_node(f, plain if self.harmless(f) else guarded, self.red) for f in sp.Mul.make_args(e)]
         return chain("mul", parts)
 
+    def reference(self, e: Any, moment: str, guard: bool = True) -> Node:
+        """A formula of states only at one moment, in the text's own terms where it has them."""
+        env = {
+            f: self.read(n, moment, guard)
+            for f, n in self.formula.texts.items()
+            if not n.axes & self.formula.bound
+        }
+        env |= {s: self.read(n, moment, guard) if s in self.primed else n for s, n in self.nodes.items()}
+        return to_node(e, env, self.red)
+
     def harmless(self, e: Any) -> bool:
         """Is e finite in IEEE arithmetic where the old states are still empty, whatever finite the new ones are?"""
         old = [s for s in self.formula.moving if s in e.free_symbols]
@@ -313,6 +323,13 @@ def _shift(x: _Shifted, s: Setting) -> Any:
     return x.h.subs(s.primed) - x.h
 
 
+def _moved_by(x: _Shifted, s: Setting) -> Node:
+    """H(r') - H(r) as the difference of the two values that elements were compared with: nothing is added in between, so
+    that it is exact where they are close, however great they are."""
+    old = s.reference(-x.h, "old", not s.harmless(x.h))
+    return apply("sub", old, s.reference(-x.h, "new"))
+
+
 def _moment(s: Setting, unit: Any, shifted: list[_Shifted], m: tuple[int, ...]) -> Reduce:
     """The sum of U·Π (C + H)^m as a node of the text's kind."""
     if m == tuple(x.power for x in shifted):
@@ -366,7 +383,7 @@ def _term(
     red = moments[tuple(a - b for a, b in zip(m, j, strict=True))]
     value: Node = State(s.joined[red], red, None, red.body).old
     shift = sp.Integer(math.prod(comb(a, b) for a, b in zip(m, j, strict=True)))
-    factors = [s.emit(_shift(x, s)) for x, k in zip(shifted, j, strict=True) for _ in range(k)]
+    factors = [_moved_by(x, s) for x, k in zip(shifted, j, strict=True) for _ in range(k)]
     if shift != 1:
         factors.insert(0, const(float(shift), s.red.dtype))
     return chain("mul", [*factors, value])
@@ -471,6 +488,7 @@ def exponents(s: Setting) -> Iterator[Exponent]:
 
 def _bounded(e: Any, s: Setting) -> tuple[bool, str]:
     """e == a·(c - r) with a > 0 and r a maximum that c takes part in: never positive."""
+    e = sp.expand_mul(e)
     for r in s.formula.moving:
         best = s.nodes[r]
         members = _members(best, s)
