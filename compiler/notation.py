@@ -124,13 +124,13 @@ def is_word(text: str) -> bool:
 _SHARED = re.compile(r"%\d+")
 
 
-def tokenize(source: Source, shared: bool = False) -> list[Token]:
-    """All tokens of a text; `shared` takes `%1` as one (a remainder is then written `a % 1`)."""
+def tokenize(source: Source, shared: bool = False, part: Span | None = None) -> list[Token]:
+    """All tokens of a text, or of `part` of it; `shared` takes `%1` as one (a remainder is then written `a % 1`)."""
     if len(source.text) > SIZE:
         raise refuse("E0602", f"the text has {len(source.text)} characters; at most {SIZE} are read", None)
     tokens: list[Token] = []
-    at = 0
-    while at < len(source.text):
+    at, end = (part.start, part.end) if part is not None else (0, len(source.text))
+    while at < end:
         number = _SHARED.match(source.text, at) if shared else None
         if number is not None:
             tokens.append(Token("shared", number.group(), at, number.end()))
@@ -195,9 +195,9 @@ class Operator:
 class Reader(Generic[E]):
     """A cursor over tokens that reads infix expressions; subclasses say what atoms, brackets and operators make."""
 
-    def __init__(self, source: Source, shared: bool = False) -> None:
+    def __init__(self, source: Source, shared: bool = False, part: Span | None = None) -> None:
         self.source = source
-        self.tokens = tokenize(source, shared)
+        self.tokens = tokenize(source, shared, part)
         self.at = 0
 
     # -- cursor

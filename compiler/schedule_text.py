@@ -35,9 +35,7 @@ def parse_schedule(text: str, name: str = "<text>") -> Schedule:
 
 def parse_item(span: Span) -> Schedule:
     """Read the schedule that is an item of a larger text; diagnostics point into that text."""
-    before = span.source.text[: span.start]
-    blank = "".join(c if c == "\n" else " " for c in before)
-    return parse_schedule(blank + span.text, span.source.name)
+    return _ScheduleReader(span.source, part=span).schedule()
 
 
 class _ScheduleReader(Reader[Expr]):

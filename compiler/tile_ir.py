@@ -21,7 +21,7 @@ Whatever only says where or when (layouts, rings, roles, tier) never changes a v
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..dsl.source import Span
@@ -299,6 +299,22 @@ def operands(e: Expr) -> tuple[Expr, ...]:
         case Fill(value=v):
             return (v,)
     return ()
+
+
+def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The same node over other operands."""
+    match e:
+        case Load():
+            return replace(e, subscripts=args)
+        case Apply():
+            return replace(e, args=args)
+        case Cast() | Reduce():
+            return replace(e, arg=args[0])
+        case Dot():
+            return replace(e, a=args[0], b=args[1])
+        case Fill():
+            return replace(e, value=args[0])
+    return e
 
 
 def subexpressions(e: Expr) -> Iterator[Expr]:

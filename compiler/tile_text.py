@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from ..dsl.source import Source
+from ..dsl.source import Source, Span
 from ..dsl.types import NAMES, DType
 from .notation import (
     SIGNS,
@@ -302,12 +302,12 @@ def _yields(yields: tuple[Expr, ...]) -> list[str]:
 
 def parse_module(text: str, name: str = "<text>") -> TileModule:
     """Read a module. `name` is the path that diagnostics show. Raises `TileError` with codes E0601 to E0606."""
-    return _ModuleReader(Source(name, text)).module()
+    return ModuleReader(Source(name, text)).module()
 
 
 def parse_program(text: str, name: str = "<text>") -> TileProgram:
     """Read one program (`tile name(…) { … }`)."""
-    reader = _ModuleReader(Source(name, text))
+    reader = ModuleReader(Source(name, text))
     program = reader.program()
     reader.finish()
     return program
@@ -319,11 +319,11 @@ Signature = tuple[str, Mode, DType, int]
 Kind = type[Name] | type[AxisIndex] | type[ExtentRef] | type[ScalarRef]
 
 
-class _ModuleReader(Reader[Expr]):
+class ModuleReader(Reader[Expr]):
     """Recursive descent over statements; expressions are read by `Reader`."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, part: Span | None = None) -> None:
+        super().__init__(source, part=part)
         self.kinds: dict[str, Kind] = {}
         self.depth = 0
 
@@ -490,19 +490,20 @@ class _ModuleReader(Reader[Expr]):
         name, mode, dtype, start = signature
         back, self.at = self.at, start + 1
         if free:
-            words = (t.text for t in self._until("]") if t.kind == "word")
-            for w in words:
-                self.kinds.setdefault(w, ExtentRef)
+            for word in self._words_until("]"):
+                self.kinds.setdefault(word, ExtentRef)
         shape = () if self.token.text == "]" else self.expressions()
         self.expect("]", "after the shape")
         self.at = back
         return Param(name, dtype, shape, mode)
 
-    def _until(self, close: str) -> Iterator[Token]:
-        for token in self.tokens[self.at :]:
-            if token.text == close:
+    def _words_until(self, close: str) -> Iterator[str]:
+        """The names up to a sign, operations left out."""
+        for i in range(self.at, len(self.tokens) - 1):
+            if self.tokens[i].text == close:
                 return
-            yield token
+            if self.tokens[i].kind == "word" and self.tokens[i + 1].text != "(":
+                yield self.tokens[i].text
 
     def _parameters(self) -> tuple[list[Signature], list[tuple[Token, ScalarParam]]]:
         tensors: list[Signature] = []
@@ -652,20 +653,34 @@ class _ModuleReader(Reader[Expr]):
         self.expect(":", "after the name")
         type_ = self._type()
         self.expect("=", "after the type")
-        value = self.expression()
+        value = self.value()
         return name, type_, value, self._attributes()
+
+    def value(self) -> Expr:
+        """An expression that a statement evaluates."""
+        return self.expression()
+
+    def values(self) -> tuple[Expr, ...]:
+        found = [self.value()]
+        while self.accept(","):
+            found.append(self.value())
+        return tuple(found)
+
+    def bound(self) -> Expr:
+        """An expression that says where a loop runs."""
+        return self.expression()
 
     def _store(self, token: Token) -> Store:
         self.next()
         tensor = self.word("a tensor's name")
         self.expect("[", "before the subscripts")
-        subscripts = () if self.token.text == "]" else self.expressions()
+        subscripts = () if self.token.text == "]" else self.values()
         self.expect("]", "after the subscripts")
         if self.accept("+="):
-            value = self.expression()
+            value = self.value()
             return Store(tensor, subscripts, value, "add", self._attributes(), self.since(token))
         self.expect("=", "or `+=` after the subscripts")
-        value = self.expression()
+        value = self.value()
         return Store(tensor, subscripts, value, "set", self._attributes(), self.since(token))
 
     def _loop(self, token: Token) -> Grid | For:
@@ -689,10 +704,10 @@ class _ModuleReader(Reader[Expr]):
         token = self.token
         name = self.word("an axis")
         self.expect("in", "after the axis")
-        extent = self.expression()
+        extent = self.bound()
         tile = self.integer("a tile size") if self.accept("by") else None
-        lo = self.expression() if self.accept("from") else None
-        hi = self.expression() if self.accept("to") else None
+        lo = self.bound() if self.accept("from") else None
+        hi = self.bound() if self.accept("to") else None
         self.declare(name, AxisIndex, token)
         return LoopAxis(name, extent, tile, lo, hi)
 
@@ -709,16 +724,19 @@ class _ModuleReader(Reader[Expr]):
                 "a serial loop has one axis", token=token, help="write `parallel` for a grid, or nest loops"
             )
         reverse = self.accept("reverse")
-        domain = self.expressions() if self.accept("where") else ()
+        domain = self.values() if self.accept("where") else ()
         carries = self._carries() if self.accept("carry") else ()
         attributes = self._attributes()
         self.expect("{", "before the loop's body")
         body = self._body()
-        yields = self.expressions() if self.accept("yield") else ()
+        yields = self._yields() if self.accept("yield") else ()
         if len(yields) != len(carries):
             self.fail(f"the loop carries {len(carries)} values and yields {len(yields)}", "E0606", token)
         self.expect("}", "after the loop's body")
         return For(axes[0], carries, body, yields, domain, reverse, attributes, self.since(token))
+
+    def _yields(self) -> tuple[Expr, ...]:
+        return self.values()
 
     def _carries(self) -> tuple[Carry, ...]:
         self.expect("(", "before the carried values")

@@ -29,6 +29,7 @@ from ..tile_ir import (
     TileProgram,
     TileType,
     operands,
+    rebuild as rebuild,
     statements,
 )
 from ..tile_ir import Let as LetStmt
@@ -45,22 +46,6 @@ def postorder(e: Expr) -> list[Expr]:
         out.append(node)
         stack.extend(operands(node))
     return out[::-1]
-
-
-def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
-    """The same node over other operands."""
-    match e:
-        case Load():
-            return replace(e, subscripts=args)
-        case Apply():
-            return replace(e, args=args)
-        case Cast() | Reduce():
-            return replace(e, arg=args[0])
-        case Dot():
-            return replace(e, a=args[0], b=args[1])
-        case Fill():
-            return replace(e, value=args[0])
-    return e
 
 
 def rewrite(e: Expr, rule: Callable[[Expr], Expr]) -> Expr:
