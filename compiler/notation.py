@@ -192,8 +192,8 @@ class Operator:
     swap: bool = False
 
 
-class Reader(Generic[E]):
-    """A cursor over tokens that reads infix expressions; subclasses say what atoms, brackets and operators make."""
+class Words:
+    """A cursor over the tokens of a text, or of a part of it."""
 
     def __init__(self, source: Source, shared: bool = False, part: Span | None = None) -> None:
         self.source = source
@@ -273,6 +273,10 @@ class Reader(Generic[E]):
         self, message: str, code: str = "E0601", token: Token | None = None, help: str | None = None
     ) -> NoReturn:
         raise refuse(code, message, self.span(token or self.token), help=help)
+
+
+class Reader(Words, Generic[E]):
+    """Reads infix expressions; subclasses say what atoms, brackets and operators make."""
 
     # -- what subclasses say
 

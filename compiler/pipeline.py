@@ -12,7 +12,7 @@ from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
 from .codegen import cpu, simt
-from .cost import Cost, Prediction
+from .cost import Cost, Prediction, module_cost, predict, rates
 from .elaborate import elaborate
 from .options import Options
 from .passes.canonicalize import canonicalize
@@ -24,6 +24,7 @@ from .target import CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
 from .tile_ir import TileModule
+from .tile_kernel import TilesKernel
 from .tile_text import print_module
 from .verify import verify_graph, verify_module
 
@@ -79,6 +80,8 @@ def compile_kernel(
     compiled in (`statics`); all others stay run-time values. Raises `TileError` for what the text, the schedule or the
     target does not allow."""
     options = options or Options()
+    if isinstance(kernel, TilesKernel):
+        return compile_tiles(kernel, target, sizes, options)
     remarks = Remarks()
     written, graph = front(kernel, dtypes, remarks)
     plain = schedule or Schedule(
@@ -87,7 +90,7 @@ def compile_kernel(
     fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, fused)
-    source = simt.generate(fused.module, target) if isinstance(target, CudaTarget) else cpu.generate(fused.module)
+    source = generate(fused.module, target)
     statics = {e: n for p in fused.module.programs for e, n in p.statics}
     snapshots = {
         "tensor": print_graph(written),
@@ -103,6 +106,28 @@ def compile_kernel(
         cost=fused.cost, prediction=fused.prediction, remarks=tuple(remarks.items), sizes=dict(sizes), statics=statics,
         snapshots=snapshots,
     )  # fmt: skip
+
+
+def compile_tiles(
+    kernel: TilesKernel, target: Target, sizes: Mapping[str, int], options: Options
+) -> Compilation:
+    """Compile a hand-written tile program: nothing is decided, only the `static` extents take the values of `sizes`."""
+    module = kernel.module(sizes)
+    source = generate(module, target)
+    cost = module_cost(module, sizes)
+    statics = {e: n for p in module.programs for e, n in p.statics}
+    return Compilation(
+        kernel=kernel, options=options, target=target, written=kernel.graph, graph=kernel.graph, regions=(), plans=(),
+        cascades=(), ledger=Ledger((), 0, dict(sizes), rates(target).origin),
+        schedule=Schedule(module.name, module.name, target.name), module=module, source=source, cost=cost,
+        prediction=predict(cost, rates(target)), remarks=(), sizes=dict(sizes), statics=statics,
+        snapshots={"tile": print_module(module), "source": source},
+    )  # fmt: skip
+
+
+def generate(module: TileModule, target: Target) -> str:
+    """Source for the target."""
+    return simt.generate(module, target) if isinstance(target, CudaTarget) else cpu.generate(module)
 
 
 def final_schedule(asked: Schedule, fused: Fused) -> Schedule:

@@ -19,10 +19,9 @@ from typing import get_args
 
 from ..dsl.diagnostics import refuse
 from ..dsl.source import Source, Span
-from .notation import Reader, Token
+from .notation import Token, Words
 from .schedule import Fuse, Schedule
 from .target import TARGETS
-from .tile_ir import Expr
 
 LARGEST_TILE = 1 << 20
 """Elements along one axis; no back end keeps more in one piece."""
@@ -38,7 +37,7 @@ def parse_item(span: Span) -> Schedule:
     return _ScheduleReader(span.source, part=span).schedule()
 
 
-class _ScheduleReader(Reader[Expr]):
+class _ScheduleReader(Words):
     """Reads statements only: a schedule has no expressions."""
 
     def schedule(self) -> Schedule:

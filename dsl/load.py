@@ -158,7 +158,7 @@ def _merge(files: list[s.File], found: Diagnostics) -> s.Program:
             case s.Grad():
                 program.grads[item.name.name] = item
             case s.Verbatim():
-                program.texts[item.name.name] = item
+                (program.schedules if _is_schedule(item) else program.tiles)[item.name.name] = item
     return program
 
 

@@ -349,14 +349,16 @@ class File:
 class Program:
     """A file with everything it imports (the prelude included), names resolved: what `load` and `parse` return.
 
-    `fns` and `kernels` are keyed by name; insertion order is text order, imports first.
+    `fns` and `kernels` are keyed by name; insertion order is text order, imports first. `tiles` has the `tile` and
+    `module` items.
     """
 
     file: File
     fns: dict[str, Fn] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     grads: dict[str, Grad] = field(default_factory=dict)
-    texts: dict[str, Verbatim] = field(default_factory=dict)
+    tiles: dict[str, Verbatim] = field(default_factory=dict)
+    schedules: dict[str, Verbatim] = field(default_factory=dict)
     sources: tuple[Source, ...] = field(default=(), compare=False)
 
     def __getitem__(self, name: str) -> ProgramKernel:

@@ -213,8 +213,8 @@ def test_tile_and_schedule_items_are_kept_as_text() -> None:
     tile = "tile t(x: f16[N]) {\n    for n in N by 1.0f64 @shared(row = 1) { }\n}\n"
     items = tile + "schedule s for k on cuda:sm_90a {\n    fuse all\n}\n"
     program = parse(items + "fn f(x) = x\n")
-    assert [(t.kind, name) for name, t in program.texts.items()] == [("tile", "t"), ("schedule", "s")]
-    assert program.texts["s"].text == "schedule s for k on cuda:sm_90a {\n    fuse all\n}"
+    assert (list(program.tiles), list(program.schedules)) == (["t"], ["s"])
+    assert program.schedules["s"].text == "schedule s for k on cuda:sm_90a {\n    fuse all\n}"
     assert "f" in program.fns
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 from ...dsl.types import DType, promote
@@ -16,7 +16,6 @@ from ..tile_ir import (
     Dot,
     Expr,
     ExtentRef,
-    Fill,
     For,
     Grid,
     Load,
@@ -29,10 +28,12 @@ from ..tile_ir import (
     TileProgram,
     TileType,
     operands,
-    rebuild as rebuild,
     statements,
 )
 from ..tile_ir import Let as LetStmt
+from ..tile_ir import (
+    rebuild as rebuild,
+)
 
 Types = dict[str, TileType]
 

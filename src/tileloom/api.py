@@ -18,11 +18,12 @@ from .compiler.schedule import Fuse, Schedule
 from .compiler.schedule_text import parse_schedule
 from .compiler.target import CPU, CudaTarget, Target, target
 from .compiler.tensor_ir import Graph
+from .compiler.tile_kernel import TilesKernel
 from .dsl.diagnostics import TileError
-from .dsl.load import load, parse
 from .dsl.syntax import ProgramKernel
 from .dsl.types import NAMES, DType
-from .execution import CannotRun, Run, gpu_target, interpret
+from .execution import CannotRun, Run, gpu_target, interpret, interpret_module
+from .programs import load, parse
 from .runtime.arrays import deliver
 from .runtime.ready import CallKey, Ready, call_key
 from .variants import Variant, Variants
@@ -162,8 +163,14 @@ class CompiledKernel:
             return self._kernel(call)(*positional, out=out, **named)
         graph = self.graph(call.dtypes)
         if self.target == "interp":
-            return self._on_copies(graph, partial(interpret, graph, check_indices=True), call, out)
+            return self._on_copies(graph, self._interpreter(graph, call), call, out)
         return self._on_copies(graph, self._settled(call).on_gpu, call, out)
+
+    def _interpreter(self, graph: Graph, call: Arguments) -> Run:
+        if not isinstance(self.kernel, TilesKernel):
+            return partial(interpret, graph, check_indices=True)
+        module = self.kernel.module(extents_of(graph, call.shapes, call.scalars))
+        return partial(interpret_module, module, check_indices=True)
 
     def _settled(self, call: Arguments) -> Variant:
         """The variant for a call, after the checks."""
@@ -262,6 +269,10 @@ class CompiledKernel:
 
     def explain(self, *positional: object, **named: object) -> Explained:
         """What was derived and decided for a call with these arguments: arrays, or extents by name."""
+        if isinstance(self.kernel, TilesKernel):
+            raise ValueError(
+                f"{self.name} is a tile program, written by hand: nothing was derived or decided that could be explained"
+            )
         dtypes, extents = self._sizes(positional, named)
         from .compiler.explain import explain
         from .compiler.pipeline import compile_kernel

@@ -13,6 +13,7 @@ from .compiler.tensor_ir import Graph
 if TYPE_CHECKING:
     from .compiler.interpreter.tensor import Precision
     from .compiler.pipeline import Compilation
+    from .compiler.tile_ir import TileModule
     from .runtime.launch import Kernel
 
 
@@ -91,6 +92,19 @@ def interpret_tiles(
     compilation: Compilation, tensors: Mapping[str, Array], scalars: Mapping[str, Scalar]
 ) -> dict[str, Array]:
     """The tile interpreter on the compiled tile program."""
+    return interpret_module(compilation.module, tensors, scalars)
+
+
+def interpret_module(
+    module: TileModule,
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, Scalar],
+    check_indices: bool = False,
+) -> dict[str, Array]:
+    """The tile interpreter: outputs and updated parameters. A fault of the program is a ValueError in words."""
     from .compiler.interpreter import tile
 
-    return tile.run_module(compilation.module, tensors, scalars)
+    try:
+        return tile.run_module(module, tensors, scalars, check_indices=check_indices)
+    except tile.TileFault as fault:
+        raise ValueError(str(fault)) from None

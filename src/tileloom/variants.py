@@ -18,15 +18,17 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .compiler.elaborate import elaborate
 from .compiler.options import Options
 from .compiler.schedule import Schedule, print_schedule
 from .compiler.target import Target
 from .compiler.tensor_ir import Graph
 from .compiler.tensor_text import print_graph
+from .compiler.tile_kernel import TilesKernel
+from .compiler.tile_text import print_module
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
 from .execution import Run, on_gpu
+from .programs import graph_of
 from .runtime.cache import Store, digest, digest_of_files, store
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Variants:
         """The kernel's tensor IR as written, for these dtype parameters."""
         key = tuple(dtypes.values())
         if key not in self._graphs:
-            self._graphs[key] = elaborate(self.kernel, dtypes)
+            self._graphs[key] = graph_of(self.kernel, dtypes)
         return self._graphs[key]
 
     def latest(self) -> Variant | None:
@@ -114,7 +116,7 @@ class Variants:
         made = compile_kernel(
             self.kernel, self.machine, extents, dtypes=dtypes, options=self.options, schedule=self.schedule
         )
-        if self.schedule is not None:
+        if self.schedule is not None and made.regions:
             check_names(self.schedule, made.graph.axes, [r.name for r in made.regions])
         return made
 
@@ -141,8 +143,10 @@ class Variants:
     def _group(self, graph: Graph, classes: Mapping[str, int]) -> str:
         """All that a compilation depends on but the values compiled in, digested."""
         stated = print_schedule(self.schedule) if self.schedule is not None else ""
+        by_hand = print_module(self.kernel.text.module) if isinstance(self.kernel, TilesKernel) else ""
         text = (
             print_graph(graph),
+            by_hand,
             repr(self.options),
             stated,
             repr(self.machine),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 
-from ..compiler.elaborate import elaborate
 from ..dsl.diagnostics import Diagnostic, TileError
 from ..dsl.syntax import Program
+from ..programs import graph_of, kernel_named, names
 from ..render import print_diagnostics
 from .kernels import read_program
 
@@ -34,12 +34,13 @@ def _findings(file: str) -> tuple[list[Diagnostic], list[str]]:
         program = read_program(file)
     except TileError as reason:
         return reason.diagnostics, []
-    return [d for name in program.kernels for d in _kernel(program, name)], list(program.kernels)
+    compiled = names(program)
+    return [d for name in compiled for d in _kernel(program, name)], compiled
 
 
 def _kernel(program: Program, name: str) -> list[Diagnostic]:
     try:
-        elaborate(program[name])
+        graph_of(kernel_named(program, name))
     except TileError as reason:
         return reason.diagnostics
     return []

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..dsl.load import load, parse
 from ..dsl.suggest import did_you_mean
 from ..dsl.syntax import Program, ProgramKernel
+from ..programs import kernel_named
 from .failures import usage
 
 
@@ -30,7 +31,8 @@ def read_kernel(what: str) -> ProgramKernel:
     """The kernel named, or the only one of the file. Raises `TileError` and, for a wrong name, `CommandError`."""
     file, name = split(what)
     program = read_program(file)
-    own = [k for k, item in program.kernels.items() if item.span.source is program.file.source]
+    items = {**program.kernels, **program.tiles}
+    own = [k for k, item in items.items() if item.span.source is program.file.source]
     if name is None:
         if len(own) != 1:
             raise usage(
@@ -38,9 +40,9 @@ def read_kernel(what: str) -> ProgramKernel:
                 if own
                 else f"{file} holds no kernel"
             )
-        return program[own[0]]
-    if name not in program.kernels:
-        near = did_you_mean(name, program.kernels)
-        known = ", ".join(program.kernels) or "none"
+        return kernel_named(program, own[0])
+    if name not in items and name not in program.grads:
+        near = did_you_mean(name, items)
+        known = ", ".join(items) or "none"
         raise usage(f"{file} has no kernel `{name}`; it has: {known}" + (f" ({near})" if near else ""))
-    return program[name]
+    return kernel_named(program, name)

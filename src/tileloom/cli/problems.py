@@ -11,7 +11,6 @@ from pathlib import Path
 from ..api import CompiledKernel, compile
 from ..arguments import Array, Scalar, alternatives, deduced
 from ..compiler.calls import check_call, extents_of
-from ..compiler.elaborate import elaborate
 from ..compiler.interpreter.arithmetic import ELEMENT
 from ..compiler.schedule import Fuse, Schedule
 from ..compiler.schedule_text import parse_item, parse_schedule
@@ -20,6 +19,7 @@ from ..dsl.suggest import did_you_mean
 from ..dsl.syntax import Program, ProgramKernel
 from ..dsl.types import DType
 from ..inputs import made, read
+from ..programs import graph_of
 from .failures import USAGE, CommandError, refusals, usage
 from .kernels import read_kernel
 from .settings import HELP, Value, parse_settings, points, single
@@ -119,7 +119,7 @@ def announce(found: Problem, settings: Mapping[str, Value]) -> None:
 def settled(kernel: ProgramKernel, settings: Mapping[str, Value], given: Mapping[str, Array]) -> Problem:
     """Every size and scalar: from `-D`, from the given arrays, from the file's `example`; checked as a call would be."""
     dtypes = _dtypes(kernel, settings, given)
-    graph = elaborate(kernel, dtypes)
+    graph = graph_of(kernel, dtypes)
     _known(graph, kernel, settings, given)
     numbers = {**graph.example, **{n: v for n, v in settings.items() if not isinstance(v, DType)}}
     extents = _extents(graph, numbers, settings, given)
@@ -219,13 +219,13 @@ def schedule(arguments: Namespace, program: Program) -> Schedule | None:
     wanted = arguments.schedule
     if not wanted:
         return None
-    item = program.texts.get(wanted)
-    if item is not None and item.kind == "schedule":
+    item = program.schedules.get(wanted)
+    if item is not None:
         return parse_item(item.span)
     try:
         return parse_schedule(Path(wanted).read_text(encoding="utf-8"), wanted)
     except (OSError, UnicodeDecodeError) as reason:
-        names = ", ".join(n for n, t in program.texts.items() if t.kind == "schedule") or "none"
+        names = ", ".join(program.schedules) or "none"
         raise CommandError(
             f"--schedule {wanted}: no schedule of that name in the file (it has {names}), "
             f"and no file to read: {getattr(reason, 'strerror', reason)}"

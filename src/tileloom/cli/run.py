@@ -12,6 +12,7 @@ from ..accuracy import DERIVATION, Comparison, compare, largest_tensor, longest_
 from ..api import CompiledKernel
 from ..arguments import Array
 from ..compiler.pipeline import Compilation
+from ..compiler.tile_kernel import TilesKernel
 from ..execution import interpret, interpret_tiles, on_cpu
 from ..render import comparison_table, say
 from .failures import CommandError, refusals, usage
@@ -46,7 +47,7 @@ def run(arguments: Namespace) -> int:
         say("not compared: the interpreter would store each intermediate in float64; --check compares anyway")
         return 0
     stages = _stages(arguments, kernel, found, tensors) if arguments.verify_each else {}
-    return _report(found, tensors, {**stages, kernel.target: results})
+    return _report(kernel, found, tensors, {**stages, kernel.target: results})
 
 
 def _compiled_results(
@@ -92,6 +93,8 @@ def _stages(
     arguments: Namespace, kernel: CompiledKernel, found: Problem, tensors: Mapping[str, Array]
 ) -> dict[str, dict[str, Array]]:
     """Results of the stages before the generated code, by name."""
+    if isinstance(found.kernel, TilesKernel):
+        return {}
     made: Compilation = kernel.compilation(**tensors, **found.numbers)
     return {
         "tensor (as written)": interpret(made.written, tensors, found.numbers),
@@ -100,10 +103,25 @@ def _stages(
     }
 
 
-def _report(found: Problem, tensors: Mapping[str, Array], results: Mapping[str, Mapping[str, Array]]) -> int:
+def _oracle(
+    kernel: CompiledKernel, found: Problem, tensors: Mapping[str, Array]
+) -> tuple[dict[str, Array], int]:
+    """The results to compare with, and the longest sum in them: a definition's in float64, a tile program's as written."""
+    if isinstance(found.kernel, TilesKernel):
+        made = kernel.compilation(**found.extents)
+        return interpret_tiles(made, tensors, found.numbers), max(found.extents.values(), default=1)
+    oracle = interpret(found.graph, tensors, found.numbers, precision="float64", check_indices=False)
+    return oracle, longest_sum(found.graph, found.extents, found.scalars)
+
+
+def _report(
+    kernel: CompiledKernel,
+    found: Problem,
+    tensors: Mapping[str, Array],
+    results: Mapping[str, Mapping[str, Array]],
+) -> int:
     with refusals():
-        oracle = interpret(found.graph, tensors, found.numbers, precision="float64", check_indices=False)
-    longest = longest_sum(found.graph, found.extents, found.scalars)
+        oracle, longest = _oracle(kernel, found, tensors)
     rows: list[tuple[str, Comparison]] = [
         (stage, compare(name, outputs[name], oracle[name], longest))
         for stage, outputs in results.items()

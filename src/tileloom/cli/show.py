@@ -6,9 +6,10 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from ..api import CompiledKernel
-from ..compiler.elaborate import elaborate
+from ..compiler.spelling import spell
 from ..compiler.target import CudaTarget
 from ..compiler.tensor_text import print_graph
+from ..programs import graph_of
 from ..render import resource_table, say
 from ..tree import syntax_tree
 from .failures import CommandError, refusals, usage
@@ -33,7 +34,7 @@ def run(arguments: Namespace) -> int:
     emit = arguments.emit or "tile"
     if not arguments.after and emit in ("syntax", "tensor"):
         kernel = read_kernel(arguments.file)
-        print(syntax_tree(kernel.kernel) if emit == "syntax" else print_graph(elaborate(kernel)), end="")
+        print(syntax_tree(kernel.kernel) if emit == "syntax" else print_graph(graph_of(kernel)), end="")
         return 0
     if emit in MACHINE and arguments.target is None:
         arguments.target = DEFAULT_GPU
@@ -44,7 +45,10 @@ def run(arguments: Namespace) -> int:
     elif emit in MACHINE:
         _machine(emit, kernel_, found)
     else:
-        print(_stages(kernel_, found)[emit], end="")
+        text = _stages(kernel_, found).get(emit)
+        if text is None:
+            raise usage(f"--emit {emit}: a tile program is written by hand and has no such stage")
+        print(with_sizes(text, found) if emit == "tile" else text, end="")
     return 0
 
 
@@ -52,6 +56,18 @@ def _stages(kernel: CompiledKernel, found: Problem) -> dict[str, str]:
     with refusals():
         made = kernel.compilation(**found.extents, **found.dtypes)
     return dict(made.snapshots)
+
+
+def with_sizes(text: str, found: Problem) -> str:
+    """A tile module as it can be run again: it states the sizes it was made for, and what the kernel requires."""
+    head, _, rest = text.partition("\n")
+    settings = [
+        f"{n} = {v}" for n, v in {**found.extents, **found.scalars}.items() if not isinstance(v, bool)
+    ]
+    conditions = [spell(c.condition) for c in found.graph.checks if c.kind == "require"]
+    lines = [f"    example {', '.join(settings)}"] if settings else []
+    lines += [f"    require {', '.join(conditions)}"] if conditions else []
+    return "\n".join([head, *lines, rest])
 
 
 def _after(wanted: str, stages: dict[str, str]) -> None:
