@@ -20,13 +20,14 @@ SLOW = frozenset({"div", "sqrt", "rsqrt", "floordiv", "mod"})
 
 @dataclass(frozen=True)
 class Cost:
-    """Totals of one or several launches. `bytes` is memory traffic, `scratch_bytes` what lives between launches."""
+    """Totals of one or several launches. `bytes` is memory traffic, `tasks` how many independent parts there are."""
 
     dot_flops: float = 0.0
     vector_ops: float = 0.0
     special_ops: float = 0.0
     bytes: float = 0.0
     launches: int = 0
+    tasks: float = 1.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -35,24 +36,25 @@ class Cost:
             self.special_ops + other.special_ops,
             self.bytes + other.bytes,
             self.launches + other.launches,
+            min(self.tasks, other.tasks),
         )
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does in a second; `launch_s` is the fixed cost of one launch. `origin` says where this comes from."""
+    """What a machine does in a second with all its `units` (threads, multiprocessors); `launch_s` is the fixed cost of one
+    launch. `origin` says where the figures come from."""
 
     dot_flops_per_s: float
     vector_ops_per_s: float
     special_ops_per_s: float
     bytes_per_s: float
     launch_s: float
+    units: int
     origin: str
 
 
-CPU_RATES = Rates(
-    30e9, 8e9, 1e9, 15e9, 5e-6, "nominal figures for two cores; measured rates come with `tileloom roofline`"
-)
+CPU_RATES = Rates(60e9, 8e9, 1e9, 15e9, 5e-6, 2, "nominal figures of two cores, not of this machine")
 
 
 def rates(target: Target) -> Rates:
@@ -61,9 +63,8 @@ def rates(target: Target) -> Rates:
         return CPU_RATES
     f32 = (target.f32_tflops or 10.0) * 1e12
     bandwidth = (target.dram_gbytes_per_s or 500.0) * 1e9
-    return Rates(
-        0.5 * f32, 0.25 * f32, f32 / 16, 0.8 * bandwidth, 4e-6, f"data sheet of {target.name}, derated"
-    )
+    origin = f"data sheet of {target.name}, derated"
+    return Rates(0.5 * f32, 0.25 * f32, f32 / 16, 0.8 * bandwidth, 4e-6, target.sms or 1, origin)
 
 
 @dataclass(frozen=True)
@@ -76,22 +77,34 @@ class Prediction:
 
 
 def predict(cost: Cost, r: Rates) -> Prediction:
-    """Memory and arithmetic overlap; vector, special and dot work share the same units and add up."""
+    """The time of one launch. Memory and arithmetic overlap; vector, special and dot work share the same units and add up.
+    Fewer tasks than units leave units idle, and the last round of tasks leaves some."""
+    rounds = -(-cost.tasks // r.units)
+    busy = cost.tasks / (rounds * r.units) if cost.tasks else 1.0
     parts = {
         "memory": cost.bytes / r.bytes_per_s,
-        "dot": cost.dot_flops / r.dot_flops_per_s,
-        "vector": cost.vector_ops / r.vector_ops_per_s,
-        "special": cost.special_ops / r.special_ops_per_s,
+        "dot": cost.dot_flops / r.dot_flops_per_s / busy,
+        "vector": cost.vector_ops / r.vector_ops_per_s / busy,
+        "special": cost.special_ops / r.special_ops_per_s / busy,
         "launch": cost.launches * r.launch_s,
     }
     arithmetic = parts["dot"] + parts["vector"] + parts["special"]
-    seconds = max(parts["memory"], arithmetic) + parts["launch"]
-    binds = (
-        "memory"
-        if parts["memory"] >= arithmetic
-        else max(("dot", "vector", "special"), key=lambda k: parts[k])
-    )
-    return Prediction(seconds, binds if seconds > 2 * parts["launch"] else "launch", parts)
+    return Prediction(max(parts["memory"], arithmetic) + parts["launch"], binding(parts), parts)
+
+
+def binding(parts: Mapping[str, float]) -> str:
+    """The resource that a predicted time is mostly made of."""
+    arithmetic = parts["dot"] + parts["vector"] + parts["special"]
+    if parts["launch"] >= max(parts["memory"], arithmetic):
+        return "launch"
+    return "memory" if parts["memory"] >= arithmetic else max(("dot", "vector", "special"), key=lambda k: parts[k])
+
+
+def predict_module(module: tile.TileModule, extents: Mapping[str, int], r: Rates) -> Prediction:
+    """The time of all launches, one after the other."""
+    each = [predict(estimate(p, extents), r) for p in module.programs]
+    parts = {k: sum(p.parts[k] for p in each) for k in ("memory", "dot", "vector", "special", "launch")}
+    return Prediction(sum(p.seconds for p in each), binding(parts), parts)
 
 
 def estimate(program: tile.TileProgram, extents: Mapping[str, int]) -> Cost:
@@ -116,11 +129,12 @@ class _Estimate:
             self.size[w.name] = max(0.0, self.value(w.extent))
             self.env.setdefault(w.name, self.size[w.name] / 2)
         self.dot_flops = self.vector_ops = self.special_ops = 0.0
+        self.tasks = 1.0
 
     def cost(self) -> Cost:
         self.body(self.program.body, 1.0)
         traffic = sum(self.tensor_bytes(p) * (2 if p.mode == "inout" else 1) for p in self.program.params)
-        return Cost(self.dot_flops, self.vector_ops, self.special_ops, traffic, 1)
+        return Cost(self.dot_flops, self.vector_ops, self.special_ops, traffic, 1, self.tasks)
 
     def tensor_bytes(self, p: tile.Param) -> float:
         n = float(p.dtype.bytes)
@@ -140,6 +154,7 @@ class _Estimate:
                     steps = 1.0
                     for a in s.axes:
                         steps *= self.enter(a)
+                    self.tasks = steps
                     self.body(s.body, times * steps)
                 case tile.For():
                     for c in s.carries:

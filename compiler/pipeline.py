@@ -12,7 +12,7 @@ from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
 from .codegen import cpu, simt
-from .cost import Cost, Prediction, module_cost, predict, rates
+from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
 from .options import Options
 from .passes.canonicalize import canonicalize
@@ -56,6 +56,7 @@ class Compilation:
     remarks: tuple[Remark, ...]
     sizes: dict[str, int]
     statics: dict[str, int]
+    rates: Rates
     snapshots: dict[str, str] = field(default_factory=dict)
 
 
@@ -75,9 +76,11 @@ def compile_kernel(
     dtypes: Mapping[str, DType] | None = None,
     options: Options | None = None,
     schedule: Schedule | None = None,
+    machine: Rates | None = None,
 ) -> Compilation:
-    """Compile one kernel. `sizes` gives every extent: the decisions are predicted for them, and extents of whole axes are
-    compiled in (`statics`); all others stay run-time values. Raises `TileError` for what the text, the schedule or the
+    """Compile one kernel. `sizes` gives every extent: the decisions are predicted for them (with the measured rates of
+    `machine`, else nominal ones), and extents of whole axes are compiled in (`statics`); all others stay run-time values.
+    Raises `TileError` for what the text, the schedule or the
     target does not allow."""
     options = options or Options()
     if isinstance(kernel, TilesKernel):
@@ -87,7 +90,7 @@ def compile_kernel(
     plain = schedule or Schedule(
         kernel.kernel.name.name, kernel.kernel.name.name, target.name, options.fuse, options.keep
     )
-    fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named)
+    fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, fused)
     source = generate(fused.module, target)
@@ -104,7 +107,7 @@ def compile_kernel(
         kernel=kernel, options=options, target=target, written=written, graph=fused.graph, regions=fused.regions,
         plans=fused.plans, cascades=fused.cascades, ledger=ledger, schedule=stated, module=fused.module, source=source,
         cost=fused.cost, prediction=fused.prediction, remarks=tuple(remarks.items), sizes=dict(sizes), statics=statics,
-        snapshots=snapshots,
+        rates=machine or rates(target), snapshots=snapshots,
     )  # fmt: skip
 
 
@@ -120,8 +123,8 @@ def compile_tiles(
         kernel=kernel, options=options, target=target, written=kernel.graph, graph=kernel.graph, regions=(), plans=(),
         cascades=(), ledger=Ledger((), 0, dict(sizes), rates(target).origin),
         schedule=Schedule(module.name, module.name, target.name), module=module, source=source, cost=cost,
-        prediction=predict(cost, rates(target)), remarks=(), sizes=dict(sizes), statics=statics,
-        snapshots={"tile": print_module(module), "source": source},
+        prediction=predict_module(module, sizes, rates(target)), remarks=(), sizes=dict(sizes), statics=statics,
+        rates=rates(target), snapshots={"tile": print_module(module), "source": source},
     )  # fmt: skip
 
 

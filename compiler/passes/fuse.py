@@ -16,7 +16,7 @@ from ...dsl.diagnostics import refuse
 from ...dsl.source import Span
 from .. import tile_ir as tile
 from ..cascade import Cascade
-from ..cost import Cost, Prediction, module_cost, predict, rates
+from ..cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from ..inline import Inliner
 from ..region import AxisPlan, Region, reductions
 from ..remarks import Remarks
@@ -85,19 +85,26 @@ def fuse(
     sizes: Mapping[str, int],
     remarks: Remarks,
     named: tuple[str, ...] = (),
+    machine: Rates | None = None,
 ) -> tuple[Fused, Ledger]:
     """The grouping that the schedule asks for, or the one with the least predicted time at `sizes`.
 
-    `named` are the inexact rules switched on. Raises `TileError` where `keep` names no intermediate.
+    `named` are the inexact rules switched on; `machine` are measured rates, else the target's nominal ones. Raises `TileError` where `keep` names no intermediate.
     """
-    return _Search(graph, schedule, target, sizes, rules_of(graph, named)).run(remarks)
+    return _Search(graph, schedule, target, sizes, rules_of(graph, named), machine or rates(target)).run(remarks)
 
 
 class _Search:
     def __init__(
-        self, graph: Graph, schedule: Schedule, target: Target, sizes: Mapping[str, int], rules: Rules
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        target: Target,
+        sizes: Mapping[str, int],
+        rules: Rules,
+        machine: Rates,
     ) -> None:
-        self.rules = rules
+        self.rules, self.machine = rules, machine
         self.graph, self.schedule, self.target, self.sizes = graph, schedule, target, sizes
         self.outputs = frozenset(
             d.name for d in graph.definitions if d.name in graph.outputs or d.target is not None
@@ -120,18 +127,21 @@ class _Search:
         else:
             best = self.search(forced)
         # once more, now with the remarks of the passes it goes through
-        chosen = build(self.graph, best.stored, self.schedule, self.target, self.sizes, remarks, self.rules)
+        chosen = self.build(best.stored, remarks)
         entries = tuple(self.entry(n, chosen, forced) for n in self.names)
         for e in entries:
             _remark(e, remarks)
-        return chosen, Ledger(entries, len(self.tried), dict(self.sizes), rates(self.target).origin)
+        return chosen, Ledger(entries, len(self.tried), dict(self.sizes), self.machine.origin)
 
     def grouping(self, kept: frozenset[str]) -> Fused:
         if kept not in self.tried:
-            self.tried[kept] = build(
-                self.graph, kept | self.outputs, self.schedule, self.target, self.sizes, Remarks(), self.rules
-            )
+            self.tried[kept] = self.build(kept | self.outputs, Remarks())
         return self.tried[kept]
+
+    def build(self, stored: frozenset[str], remarks: Remarks) -> Fused:
+        return build(
+            self.graph, stored, self.schedule, self.target, self.sizes, remarks, self.rules, self.machine
+        )
 
     def search(self, forced: frozenset[str]) -> Fused:
         """All groupings where they are few, else single flips from the fully fused one until none helps."""
@@ -209,6 +219,7 @@ def build(
     sizes: Mapping[str, int],
     remarks: Remarks,
     rules: Rules = PLAIN,
+    machine: Rates | None = None,
 ) -> Fused:
     """Inline what is not stored, group what is into regions, plan and lower each."""
     graph, parts = regions(graph, stored, schedule.fuse != "none", remarks, rules)
@@ -222,8 +233,8 @@ def build(
         programs.append(with_fields(program, name=name))
         cascades.append(found)
     module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))
-    cost = module_cost(module, sizes)
-    return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, predict(cost, rates(target)))
+    cost, time = module_cost(module, sizes), predict_module(module, sizes, machine or rates(target))
+    return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, time)
 
 
 def _scratch(graph: Graph, programs: list[tile.TileProgram]) -> tuple[tile.Param, ...]:

@@ -15,7 +15,7 @@ from .accuracy import DERIVATION, compare, largest_tensor, longest_sum, relative
 from .api import CompiledKernel, threads_of
 from .arguments import Array, Scalar
 from .compiler.calls import check_call
-from .compiler.cost import Prediction, module_cost, predict, rates
+from .compiler.cost import Prediction, module_cost, predict_module, rates
 from .compiler.explain import task_bytes
 from .compiler.pipeline import Compilation
 from .compiler.tensor_ir import Graph
@@ -251,7 +251,7 @@ def _flops(case: Case, v: Variant) -> float | None:
 def _prediction(case: Case, v: Variant) -> Prediction | None:
     if v.compilation is None:
         return None
-    return predict(module_cost(v.compilation.module, case.extents), rates(v.compilation.target))
+    return predict_module(v.compilation.module, case.extents, v.compilation.rates)
 
 
 # ---------------------------------------------------------------- memory
