@@ -7,7 +7,7 @@ arithmetic plus the launches. All figures are estimates for choosing between var
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from . import tile_ir as tile
@@ -230,7 +230,7 @@ def _floordiv(a: float, b: float) -> float:
     return a // b if b else 0.0
 
 
-_INTEGER = {
+_INTEGER: dict[str, Callable[..., float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,

@@ -19,7 +19,7 @@ from ..cascade import Cascade
 from ..cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from ..inline import Inliner
 from ..region import AxisPlan, Region, reductions
-from ..remarks import Remarks
+from ..remarks import Kind, Remarks
 from ..schedule import Schedule
 from ..target import Target
 from ..tensor_ir import (
@@ -200,7 +200,7 @@ def _reason(
 
 
 def _remark(e: LedgerEntry, remarks: Remarks) -> None:
-    kind = "applied" if e.fused else "missed"
+    kind: Kind = "applied" if e.fused else "missed"
     remarks.add(
         kind, "fuse", "computed-in-place" if e.fused else "stored", f"{e.name}: {e.reason}", e.span,
         stored_bytes=e.stored_bytes, chosen_us=round(e.chosen.seconds * 1e6, 3),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 from dataclasses import replace as with_fields
 
 from ...dsl.source import Span
@@ -162,7 +163,9 @@ class _Lowering:
     def param(self, name: str, stored: bool, loaded: bool) -> tile.Param:
         shape = tuple(self.expr(_Frame(None, frozenset()), x) for x in self.graph.shape_of(name))
         inout = name in self.graph.tensors and self.graph.tensors[name].inout
-        mode = "inout" if stored and (inout or loaded) else "out" if stored else "in"
+        mode: Literal["in", "out", "inout"] = "in"
+        if stored:
+            mode = "inout" if inout or loaded else "out"
         return tile.Param(name, stored_dtype(self.graph, name), shape, mode)
 
     def loop_axis(
