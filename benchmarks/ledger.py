@@ -104,9 +104,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, help="score 20 pairs drawn by this seed instead of the committed ones")
-    parser.add_argument("--rates", type=Path, help="rates measured earlier; measured anew and written there if missing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seed", type=int, help="score 20 pairs drawn by this seed instead of the committed ones"
+    )
+    parser.add_argument(
+        "--rates", type=Path, help="rates measured earlier; measured anew and written there if missing"
+    )
     parser.add_argument("--json", type=Path, help="where to record the result")
     parser.add_argument("--only", help="families, comma-separated")
     args = parser.parse_args()

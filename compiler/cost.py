@@ -97,7 +97,11 @@ def binding(parts: Mapping[str, float]) -> str:
     arithmetic = parts["dot"] + parts["vector"] + parts["special"]
     if parts["launch"] >= max(parts["memory"], arithmetic):
         return "launch"
-    return "memory" if parts["memory"] >= arithmetic else max(("dot", "vector", "special"), key=lambda k: parts[k])
+    return (
+        "memory"
+        if parts["memory"] >= arithmetic
+        else max(("dot", "vector", "special"), key=lambda k: parts[k])
+    )
 
 
 def predict_module(module: tile.TileModule, extents: Mapping[str, int], r: Rates) -> Prediction:

@@ -379,7 +379,7 @@ class ScalarParam:
 
 @dataclass(frozen=True)
 class Definition:
-    """`name[axes] = value`, stored as `dtype` where it is stored. An output is a definition whose name is in `Graph.outputs`.
+    """`name[axes] = value`, stored as `dtype` where it is stored. An output is one whose name is in `Graph.outputs`.
 
     `target`: None defines the tensor; otherwise this is an update of the inout parameter `name` at these index
     expressions (free in `axes`), `accumulate` telling `+=` from `=`.

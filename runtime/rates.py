@@ -81,7 +81,10 @@ def _call(compilation: Compilation, sizes: dict[str, int]) -> Callable[[], objec
     rng = np.random.default_rng(0)
     shape = {name: tuple(sizes[e.name] for e in t.shape) for name, t in compilation.graph.tensors.items()}  # type: ignore[attr-defined]
     tensors = [rng.standard_normal(s, np.float32) for s in shape.values()]
-    outputs = [np.zeros(tuple(sizes[e.name] for e in t.shape), np.float32) for t in compilation.graph.outputs.values()]  # type: ignore[attr-defined]
+    outputs = [
+        np.zeros(tuple(sizes[e.name] for e in t.shape), np.float32)
+        for t in compilation.graph.outputs.values()
+    ]  # type: ignore[attr-defined]
     return lambda: kernel(*tensors, out=outputs[0])
 
 

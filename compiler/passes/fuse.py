@@ -89,9 +89,11 @@ def fuse(
 ) -> tuple[Fused, Ledger]:
     """The grouping that the schedule asks for, or the one with the least predicted time at `sizes`.
 
-    `named` are the inexact rules switched on; `machine` are measured rates, else the target's nominal ones. Raises `TileError` where `keep` names no intermediate.
+    `named` are the inexact rules switched on; `machine` are measured rates, else the target's nominal ones. Raises
+    `TileError` where `keep` names no intermediate.
     """
-    return _Search(graph, schedule, target, sizes, rules_of(graph, named), machine or rates(target)).run(remarks)
+    rules = rules_of(graph, named)
+    return _Search(graph, schedule, target, sizes, rules, machine or rates(target)).run(remarks)
 
 
 class _Search:
@@ -228,7 +230,9 @@ def build(
     cascades: list[tuple[Cascade, ...]] = []
     for r, p in zip(parts, plans, strict=True):
         needed = {x.name for a in p.whole for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
-        program, found = lower(graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks, rules)
+        program, found = lower(
+            graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks, rules
+        )
         name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
         programs.append(with_fields(program, name=name))
         cascades.append(found)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 from dataclasses import replace as with_fields
+from typing import Literal
 
 from ...dsl.source import Span
 from ...dsl.types import DType
@@ -231,7 +231,7 @@ class _Lowering:
     def segments(
         self, frame: _Frame, c: Cascade, names: dict[str, str], axis: str, start: dict[str, Expr]
     ) -> None:
-        """The innermost loop of a cascade, divided by its predicates: empty tiles are not visited, full ones have no selects.
+        """The innermost loop of a cascade, divided by its predicates: no empty tile is visited, full ones have no selects.
 
         A predicate that bounds the axis alike for every lane is the loop's bound, which cuts lanes as well; one whose bound
         differs between lanes leaves a loop of partial tiles before or after the loop of full ones.
@@ -360,7 +360,9 @@ class _Lowering:
         """The carried names of a loop; `start` has what states start from, the reduction's identity where it is silent."""
         return tuple(
             tile.Carry(
-                names[s.name], self.type_of(s.reduction), start.get(s.name, tile.Fill(identity_of(s.reduction)))
+                names[s.name],
+                self.type_of(s.reduction),
+                start.get(s.name, tile.Fill(identity_of(s.reduction))),
             )
             for s in c.states
         )

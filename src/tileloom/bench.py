@@ -15,7 +15,7 @@ from .accuracy import DERIVATION, compare, largest_tensor, longest_sum, relative
 from .api import CompiledKernel, threads_of
 from .arguments import Array, Scalar
 from .compiler.calls import check_call
-from .compiler.cost import Prediction, module_cost, predict_module, rates
+from .compiler.cost import Prediction, module_cost, predict_module
 from .compiler.explain import task_bytes
 from .compiler.pipeline import Compilation
 from .compiler.tensor_ir import Graph
