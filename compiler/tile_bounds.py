@@ -186,7 +186,14 @@ class _Accesses:
         work = replace(
             self.graph, tensors=tensors, axes=self.axes, definitions=tuple(self.found), outputs={}, scalars={}
         )
-        return bounds_checks(work, sink)
+        return [check for d in self.found for check in self.definition(work, d, sink)]
+
+    def definition(self, work: Graph, d: t.Definition, sink: Diagnostics) -> list[t.Check]:
+        """The checks of one statement; what is wrong in it stands at that statement."""
+        found = Diagnostics()
+        checks = bounds_checks(replace(work, definitions=(d,)), found)
+        sink.add(*(replace(x, span=d.span) for x in found.found))
+        return [replace(c, span=d.span) for c in checks]
 
     def open(self, name: str, extent: Expr, convert: _Convert) -> Node:
         """A new axis; a name that a sibling loop has too gets a number."""

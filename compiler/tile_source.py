@@ -109,15 +109,18 @@ class _Scope:
 
 @dataclass(frozen=True)
 class _Carried:
-    """A carried name; `free`: it starts from a literal whose type its next value decides."""
+    """A carried name. `origin`: it starts from the carried literal there, whose type the next values decide."""
 
     carry: Carry
-    token: Token
-    free: bool
+    origin: int | None
 
 
 class _Again(Exception):
-    """A carried literal has another type than was assumed: its loop is read once more."""
+    """The carried literal at `start` has another type than was assumed: its loop is read once more."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.start = start
 
 
 class _SourceReader(ModuleReader):
@@ -146,6 +149,7 @@ class _SourceReader(ModuleReader):
         self.loose = False
         self.scalar_types: dict[str, DType] = {}
         self.carried: list[list[_Carried]] = []
+        self.origins: dict[str, int | None] = {}
 
     # ------------------------------------------------------------ the item
 
@@ -303,7 +307,12 @@ class _SourceReader(ModuleReader):
 
     def opening(self) -> tuple[str, Callable[[tuple[Expr, ...]], Expr]] | None:
         token, after = self.token, self.ahead()
-        if token.kind == "word" and token.text == "load" and after.kind == "word":
+        if token.text == "load" and after.kind == "word" and self.ahead(2).text == "[":
+            if after.text not in self.params:
+                known = ", ".join(self.params) or "none"
+                self.fail(
+                    f"`{after.text}` is no tensor of the program", "E0603", after, help=f"it has {known}"
+                )
             self._take_whole_axes(self.at + 1)
         elif token.kind == "word" and token.text == "fill" and after.text == "(":
             self._take_fill_axes()
@@ -567,7 +576,9 @@ class _SourceReader(ModuleReader):
             self.carried.append([])
             try:
                 return super()._for(axes, token)
-            except _Again:
+            except _Again as again:
+                if again.start < token.start:  # of an outer loop
+                    raise
                 self.inferences += 1
                 if self.inferences > MAX_INFERENCES:
                     self.fail("too many carried values without a type", "E0602", token)
@@ -593,14 +604,20 @@ class _SourceReader(ModuleReader):
     def _carry(self) -> _Carried:
         token = self.token
         name, declared, value = self._binding()
-        free = declared is None and self._is_literal(value)
-        if free and token.start in self.assumed:
-            value = self._as(value, self.assumed[token.start])
+        origin = self._origin(token, value) if declared is None else None
+        if origin == token.start and origin in self.assumed:
+            value = self._as(value, self.assumed[origin])
         type_ = self._declared(name, declared, value)
         self.declare(name, Name, token)
-        return _Carried(
-            Carry(name, type_, self._as_declared(value, declared), self._attributes()), token, free
-        )
+        made = Carry(name, type_, self._as_declared(value, declared), self._attributes())
+        self.origins[name] = origin
+        return _Carried(made, origin)
+
+    def _origin(self, token: Token, value: Expr) -> int | None:
+        """Where the literal stands that a carried name starts from, itself or through the name of an outer loop."""
+        if self._is_literal(value):
+            return token.start
+        return self.origins.get(value.name) if isinstance(value, Name) else None
 
     def _yields(self) -> tuple[Expr, ...]:
         """`yield a, b` or `yield (a, b)`."""
@@ -643,10 +660,10 @@ class _SourceReader(ModuleReader):
 
     def _assume(self, c: _Carried, found: DType) -> None:
         """Start again with the type that the next value has, while that tells anything new."""
-        before = self.assumed.get(c.token.start)
-        if not c.free or DType.BOOL in (found, c.carry.type.dtype):
+        if c.origin is None or DType.BOOL in (found, c.carry.type.dtype):
             return
+        before = self.assumed.get(c.origin)
         after = found if before is None else promote(before, found)
         if after is not before:
-            self.assumed[c.token.start] = after
-            raise _Again
+            self.assumed[c.origin] = after
+            raise _Again(c.origin)
