@@ -7,6 +7,7 @@ arithmetic plus the launches. All figures are estimates for choosing between var
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -43,18 +44,31 @@ class Cost:
 @dataclass(frozen=True)
 class Rates:
     """What a machine does in a second with all its `units` (threads, multiprocessors); `launch_s` is the fixed cost of one
-    launch. `origin` says where the figures come from."""
+    launch. `copy_rates` pairs a working set in bytes with the bytes a second that a copy of that size moves, smallest
+    first: caches make small ones faster. `origin` says where the figures come from."""
 
     dot_flops_per_s: float
     vector_ops_per_s: float
     special_ops_per_s: float
-    bytes_per_s: float
+    copy_rates: tuple[tuple[float, float], ...]
     launch_s: float
     units: int
     origin: str
 
+    def bytes_per_s(self, working_set: float) -> float:
+        """The copy rate at a working set, interpolated in the logarithm of the size; the ends hold beyond them."""
+        below = [x for x in self.copy_rates if x[0] <= working_set]
+        above = [x for x in self.copy_rates if x[0] > working_set]
+        if not below or not above:
+            return (below or above)[-1 if below else 0][1]
+        (a, x), (b, y) = below[-1], above[0]
+        part = math.log(working_set / a) / math.log(b / a)
+        return math.exp((1 - part) * math.log(x) + part * math.log(y))
 
-CPU_RATES = Rates(60e9, 8e9, 1e9, 15e9, 5e-6, 2, "nominal figures of two cores, not of this machine")
+
+CPU_RATES = Rates(
+    60e9, 8e9, 1e9, ((1.0, 15e9),), 5e-6, 2, "nominal figures of two cores, not of this machine"
+)
 
 
 def rates(target: Target) -> Rates:
@@ -64,7 +78,7 @@ def rates(target: Target) -> Rates:
     f32 = (target.f32_tflops or 10.0) * 1e12
     bandwidth = (target.dram_gbytes_per_s or 500.0) * 1e9
     origin = f"data sheet of {target.name}, derated"
-    return Rates(0.5 * f32, 0.25 * f32, f32 / 16, 0.8 * bandwidth, 4e-6, target.sms or 1, origin)
+    return Rates(0.5 * f32, 0.25 * f32, f32 / 16, ((1.0, 0.8 * bandwidth),), 4e-6, target.sms or 1, origin)
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ def predict(cost: Cost, r: Rates) -> Prediction:
     rounds = -(-cost.tasks // r.units)
     busy = cost.tasks / (rounds * r.units) if cost.tasks else 1.0
     parts = {
-        "memory": cost.bytes / r.bytes_per_s,
+        "memory": cost.bytes / r.bytes_per_s(cost.bytes),
         "dot": cost.dot_flops / r.dot_flops_per_s / busy,
         "vector": cost.vector_ops / r.vector_ops_per_s / busy,
         "special": cost.special_ops / r.special_ops_per_s / busy,
