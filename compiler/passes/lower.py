@@ -241,15 +241,16 @@ class _Lowering:
         differing = [x for x in bounds.limits if self.tile_axes(x.axes) and (x.lo is None or x.hi is None)]
         c = without(c, alike)
         lo, hi = (self.edge(frame, x, fn, axis) for x, fn in ((bounds.lo, "min"), (bounds.hi, "max")))
-        domain = LoopDomain(bounds.limits, [p for p in bounds.domain if p not in alike], bounds.scattered)
+        uneven = [x.predicate for x in differing]
+        rest = [p for p in bounds.domain if p not in alike and p not in uneven]
+        domain = with_fields(bounds, domain=[*uneven, *rest])
         if not differing:
             self.segment(frame, c, names, start, self.loop_axis(axis, frame, lo, hi), domain)
             return
         first, last = self.full_tiles(
             frame, [x for x in bounds.limits if x in differing or x.predicate in alike], axis
         )
-        full = without(c, [x.predicate for x in differing])
-        pieces = [(full, first or lo, last, last is not None)]
+        pieces = [(without(c, uneven), first or lo, last, True)]
         if first is not None:
             pieces.insert(0, (c, lo, _least(first, hi), False))
         if last is not None:
@@ -257,7 +258,9 @@ class _Lowering:
         for k, (part, low, high, whole) in enumerate(pieces):
             last_one = k == len(pieces) - 1
             stems = names if last_one else {s: self.fresh(f"{n}_{k}") for s, n in names.items()}
-            self.segment(frame, part, stems, start, self.loop_axis(axis, frame, low, high), domain, whole)
+            here = domain if not whole or last is not None else with_fields(domain, domain=rest)
+            loop = self.loop_axis(axis, frame, low, high)
+            self.segment(frame, part, stems, start, loop, here, whole and last is not None)
             start = {s: tile.Name(stems[s]) for s in names}
 
     def full_tiles(self, frame: _Frame, limits: list[Limit], axis: str) -> tuple[Expr | None, Expr | None]:
@@ -301,8 +304,7 @@ class _Lowering:
         """One loop over tiles of one kind."""
         body = _Frame(frame, frame.open | frozenset(c.bound), frozenset({axis.name}))
         carries = self.carries(c, names, start)
-        outside = _Frame(None, frozenset())  # no names: the domain stands outside the body
-        conditions = tuple(self.expr(outside, p) for p in domain.domain)
+        conditions = tuple(unnamed(p) for p in domain.domain)  # it stands outside the body
         yields = self.visited(body, c, names, domain.scattered)
         attributes = (tile.Attribute("full"),) if full else ()
         span = c.states[0].reduction.span
@@ -660,6 +662,23 @@ def masked(predicates: list[Node], x: Node, other: float) -> Node:
     for p in predicates:
         x = t.apply("where", p, x, fill)
     return x
+
+
+def unnamed(root: Node) -> Expr:
+    """Arithmetic of indices, extents, scalars and reads as one expression."""
+    done: dict[Node, Expr] = {}
+    for n in t.walk([root]):
+        args = tuple(done[a] for a in n.args)
+        match n:
+            case t.Read(tensor=name):
+                done[n] = tile.Load(name, args)
+            case t.Apply(op=op):
+                done[n] = tile.Apply(op, args)
+            case t.Cast(dtype=dtype):
+                done[n] = tile.Cast(dtype, args[0])
+            case _:
+                done[n] = _known_leaf(n)
+    return done[root]
 
 
 def without(c: Cascade, settled: list[Node]) -> Cascade:

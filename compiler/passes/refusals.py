@@ -73,6 +73,12 @@ def no_split(s: Setting, reasons: Sequence[Unfit]) -> Refusal:
         )
     if any(r.why == "sign" for r in reasons):
         return _sign(s, names)
+    if any(r.why == "zero" for r in reasons):
+        return Refusal(
+            s.red,
+            f"its terms are multiplied by {names}, which may be 0 on the way: what was summed then is 0 and cannot be "
+            "brought back when that changes",
+        )
     shown = _two_elements(s)
     text = spell(s.red.body, s.joined)
     reason = (

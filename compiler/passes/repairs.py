@@ -99,11 +99,17 @@ class Setting:
         return env
 
     def emit(self, e: Any) -> Node:
-        """A formula over old and new states as nodes; a factor reads old states plainly where an empty one does no harm."""
+        """A formula over old and new states as nodes; a factor reads old states plainly where an empty one does no harm.
+
+        An infinite extremum times 0 is NaN, so the factors of one must not vanish either.
+        """
         plain, guarded = self.environment(False), self.environment(True)
-        if all(self.harmless(f) for f in sp.Mul.make_args(e)):
+        nonzero = self.red.fn != "sum"
+        if all(self.harmless(f, nonzero) for f in sp.Mul.make_args(e)):
             return to_node(e, plain, self.red)
-        parts = [to_node(f, plain if self.harmless(f) else guarded, self.red) for f in sp.Mul.make_args(e)]
+        parts = [
+            to_node(f, plain if self.harmless(f, nonzero) else guarded, self.red) for f in sp.Mul.make_args(e)
+        ]
         return chain("mul", parts)
 
     def reference(self, e: Any, moment: str, guard: bool = True) -> Node:
@@ -116,7 +122,7 @@ class Setting:
         env |= {s: self.read(n, moment, guard) if s in self.primed else n for s, n in self.nodes.items()}
         return to_node(e, env, self.red)
 
-    def harmless(self, e: Any) -> bool:
+    def harmless(self, e: Any, nonzero: bool = False) -> bool:
         """Is e finite in IEEE arithmetic where the old states are still empty, whatever finite the new ones are?"""
         old = [s for s in self.formula.moving if s in e.free_symbols]
         others = sorted(e.free_symbols - set(old), key=str)
@@ -124,7 +130,8 @@ class Setting:
         starts = [np.float64(self.start(s)) for s in old]
         points = [[np.float64(v) for v in p] for p in sample_points(others)]
         with np.errstate(all="ignore"):
-            return all(np.isfinite(f(*starts, *p)) for p in points)
+            values = [f(*starts, *p) for p in points]
+        return all(np.isfinite(v) and not (nonzero and v == 0) for v in values)
 
     def start(self, s: Any) -> float:
         n = self.nodes[s]
@@ -159,6 +166,9 @@ def by_factor(s: Setting) -> tuple[State, ...] | Unfit:
     g, h = parts
     if s.red.fn != "sum" and not _positive(h, s):
         return Unfit("sign")
+    if any(not _never_zero(s.nodes[b]) for b in _multiplied(h, s)):
+        return Unfit("zero")
+    s.zero_harms |= {n for b in _multiplied(h, s) for n in walk([s.nodes[b]]) if n in s.joined}
     new = h.subs(s.primed)
     repair = ratio(new, h)
     t, y = sp.symbols("t y", real=True)
@@ -219,6 +229,16 @@ def _positive(h: Any, s: Setting) -> bool:
         if n is None or not never_negative(n):
             return False
     return True
+
+
+def _multiplied(h: Any, s: Setting) -> list[Any]:
+    """States that h has as factors with a positive power: where one is 0, what it multiplied is lost."""
+    return [b for b, power in factors_of(h) if b in s.primed and not power.could_extract_minus_sign()]
+
+
+def _never_zero(n: Node) -> bool:
+    """Is a state above 0 once it has an element: a sum of exponentials."""
+    return isinstance(n, Reduce) and n.fn == "sum" and isinstance(n.body, Apply) and n.body.op in ("exp", "exp2")
 
 
 def _scales(fn: str, repair: Any) -> Obligation:
