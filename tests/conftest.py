@@ -19,6 +19,18 @@ settings.register_profile("tileloom", parent=settings(), deadline=None)
 settings.load_profile("tileloom")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow", action="store_true", help="all cases and rounds of tests that otherwise take a few"
+    )
+
+
+@pytest.fixture
+def slow(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that can go on for minutes is asked to."""
+    return bool(request.config.getoption("--slow"))
+
+
 @cache
 def missing_device() -> str | None:
     """Why no CUDA device can be used, or None where one can. Asks the driver itself: numba stays unimported."""
