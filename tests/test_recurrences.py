@@ -278,7 +278,8 @@ def compare(found: np.ndarray, naive: np.ndarray, exact: np.ndarray, where: str)
     rows = np.isfinite(naive) & np.isfinite(exact)
     np.testing.assert_array_equal(found[~rows], naive[~rows], err_msg=where)
     error = np.abs(found[rows] - exact[rows])
-    unit = np.spacing(np.max(np.abs(exact[rows]), initial=1e-30).astype(np.float32))
+    with np.errstate(over="ignore"):
+        unit = np.spacing(np.max(np.abs(exact[rows]), initial=1e-30).astype(np.float32))
     allowed = 2 * np.max(np.abs(naive[rows] - exact[rows]), initial=0.0) + unit
     assert np.max(error, initial=0.0) <= allowed, (where, np.max(error), allowed)
 
@@ -300,6 +301,22 @@ def arguments(graph, rows: str, mask: str) -> tuple[dict[str, np.ndarray], dict[
     extra = {"keep": keep, "at": rng.integers(0, sizes[1], sizes[0])}
     tensors |= {n: extra[n] for n in extra if n in graph.tensors}
     return tensors, dict.fromkeys(graph.scalars, 0.4)
+
+
+def test_the_position_of_an_extremum_follows_nan_ties_and_emptiness() -> None:
+    """First index; the first NaN if there is one; -1 for an empty set (DESIGN 8, "Specials"); over tiles of 32."""
+    _, fused = built("pair", "all")
+    s = np.tile(np.float32([1, 5, 5, 2]), (8, 75))
+    keep = np.ones(s.shape, np.bool_)
+    s[1, [200, 40]] = np.nan
+    s[2] = -np.inf
+    keep[3] = False
+    keep[4, :130] = False
+    s[5, 299] = np.inf
+    keep[6, :2] = False
+    found = tile_interpreter.run_module(fused.module, {"s": s, "keep": keep}, {})
+    assert found["at"].tolist() == [1, 40, 0, -1, 130, 299, 2, 1]
+    np.testing.assert_array_equal(found["top"], np.float32([5, np.nan, -np.inf, -np.inf, 5, np.inf, 5, 5]))
 
 
 # ---------------------------------------------------------------- time

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..cascade import Cascade, Refusal, State
+from ..options import RUNNING_SCALE
 from ..region import conjuncts
 from ..remarks import Remarks
 from ..tensor_ir import Graph, Node, Reduce, walk
 from .algebra import Untranslatable
-from .refusals import RUNNING_SCALE, blocked, no_formula, no_repair, no_split, unfinished_condition
+from .refusals import blocked, no_formula, no_repair, no_split, unfinished_condition
 from .repairs import Given, Setting, Unfit, by_factor, by_matrix, by_restart, by_summand
 
 CARRIED_REDUCTIONS = frozenset({"sum", "max", "min", "prod", "any", "all"})
