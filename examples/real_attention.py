@@ -114,8 +114,8 @@ def norm(weights: Weights, name: str, x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """x·Φ(x), with the exact error function, as BERT has it."""
-    erf = np.frompyfunc(math.erf, 1, 1)
-    y: Array = 0.5 * x * (1.0 + erf(x / math.sqrt(2.0)).astype(np.float64))
+    erf = np.fromiter(map(math.erf, (x / math.sqrt(2.0)).ravel().tolist()), np.float64, x.size)
+    y: Array = 0.5 * x * (1.0 + erf.reshape(x.shape))
     return y
 
 

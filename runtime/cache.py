@@ -163,13 +163,14 @@ class Store:
     def _usable(self, create: bool = False) -> bool:
         if self._refused is not None:
             return False
-        if create and not self.folder.is_dir():
+        reason = refusal(self.folder)
+        if reason is None and create and not self.folder.is_dir():
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as failure:
-                self._refuse(f"cannot make it: {failure.strerror or failure}")
-                return False
-        reason = refusal(self.folder)
+                reason = f"cannot make it: {failure.strerror or failure}"
+            else:
+                reason = refusal(self.folder)
         if reason is not None:
             self._refuse(reason)
         return reason is None

@@ -20,6 +20,7 @@ COMMANDS = {
     "show": "print a stage of a kernel's compilation",
     "explain": "say what the compiler derived and decided, and why",
     "bench": "measure a kernel against its naive version and NumPy",
+    "doctor": "show versions, processor, GPU and the folder of compiled kernels",
 }
 DONE, FAILED, USAGE = 0, 1, 2
 EXIT_CODES = (
