@@ -7,7 +7,7 @@ intermediate, the prediction of the choice and of its opposite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from itertools import combinations
@@ -257,23 +257,50 @@ def regions(
 
     `merge`: roots that share reductions run in one launch; without it each stored tensor has a launch of its own.
     """
+    expanded = inlined(graph, stored)
+    for _, change in VALUE_PASSES:
+        expanded = expanded.changed(change, remarks, rules)
+    roots = list(expanded.graph.definitions)
+    groups = _merge_siblings(roots) if merge else [[d] for d in roots]
+    hints = tuple(expanded.named)
+    out = tuple(Region("_".join(d.name for d in g), tuple(g), hints) for g in groups)
+    return with_fields(graph, axes=expanded.graph.axes), out
+
+
+ValuePass = Callable[[list[Node], Graph, Remarks, Rules], list[Node]]
+VALUE_PASSES: tuple[tuple[str, ValuePass], ...] = (
+    ("simplify", lambda values, graph, remarks, rules: simplify(values, graph.axes)),
+    ("normalize", lambda values, graph, remarks, rules: normalize(values, graph.axes, remarks, rules)),
+    ("shield", lambda values, graph, remarks, rules: simplify(shield(values, graph), graph.axes)),
+)
+"""What happens to the values of a grouping once everything unstored is inlined, in order."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A graph of stored definitions only, with the names that the text gave to nodes of it."""
+
+    graph: Graph
+    named: tuple[tuple[Node, str], ...]
+
+    def changed(self, change: ValuePass, remarks: Remarks, rules: Rules) -> Expanded:
+        """All values changed at once, so that what is shared stays shared and names follow their nodes."""
+        definitions = self.graph.definitions
+        together = [*(d.value for d in definitions), *(n for n, _ in self.named)]
+        values = change(together, self.graph, remarks, rules)
+        new = tuple(with_fields(d, value=v) for d, v in zip(definitions, values, strict=False))
+        names = zip(values[len(definitions) :], (name for _, name in self.named), strict=True)
+        return Expanded(with_fields(self.graph, definitions=new), tuple(names))
+
+
+def inlined(graph: Graph, stored: frozenset[str]) -> Expanded:
+    """The stored definitions with every other one computed in them."""
     inliner = Inliner(graph, stored)
     kept = [d for d in graph.definitions if d.name in stored or d.target is not None]
-    expanded = [inliner.definition(d) for d in kept]
+    expanded = tuple(inliner.definition(d) for d in kept)
     named = [(inliner.value(n), name) for n, name in graph.names.items()]
     named += [(v, n) for n, v in inliner.expanded.items()]
-    together = [
-        *(d.value for d in expanded),
-        *(n for n, _ in named),
-    ]  # changed at once, so that names follow their nodes
-    graph = with_fields(graph, axes=inliner.axes)
-    values = normalize(simplify(together, graph.axes), graph.axes, remarks, rules)
-    values = simplify(shield(values, graph), graph.axes)
-    roots = [with_fields(d, value=v) for d, v in zip(expanded, values[: len(expanded)], strict=True)]
-    hints = tuple(zip(values[len(expanded) :], (name for _, name in named), strict=True))
-    groups = _merge_siblings(roots) if merge else [[d] for d in roots]
-    out = tuple(Region("_".join(d.name for d in g), tuple(g), hints) for g in groups)
-    return graph, out
+    return Expanded(with_fields(graph, axes=inliner.axes, definitions=expanded), tuple(named))
 
 
 def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:

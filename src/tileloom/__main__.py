@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "run a kernel and compare it with the interpreter in float64",
     "show": "print a stage of a kernel's compilation",
     "explain": "say what the compiler derived and decided, and why",
+    "bisect": "find the pass that makes a result wrong",
     "bench": "measure a kernel against its naive version and NumPy",
     "doctor": "show versions, processor, GPU and the folder of compiled kernels",
 }

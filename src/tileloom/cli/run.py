@@ -15,6 +15,7 @@ from ..compiler.pipeline import Compilation
 from ..compiler.tile_kernel import TilesKernel
 from ..execution import interpret, interpret_tiles, on_cpu
 from ..render import comparison_table, say
+from ..stages import stages
 from .failures import CommandError, refusals, usage
 from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
 
@@ -77,6 +78,11 @@ def _read(path: str) -> str:
         raise CommandError(f"cannot read {path}: {getattr(reason, 'strerror', reason)}") from None
 
 
+def outputs_of(kernel: CompiledKernel, found: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of one call, and the parameters it updates."""
+    return _outputs(kernel, found, _copies(found, tensors))
+
+
 def _copies(found: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
     """The inputs of one call: parameters that it updates are copies."""
     return {n: x.copy() if found.graph.tensors[n].inout else x for n, x in tensors.items()}
@@ -96,11 +102,7 @@ def _stages(
     if isinstance(found.kernel, TilesKernel):
         return {}
     made: Compilation = kernel.compilation(**tensors, **found.numbers)
-    return {
-        "tensor (as written)": interpret(made.written, tensors, found.numbers),
-        "tensor (canonical)": interpret(made.graph, tensors, found.numbers),
-        "tile": interpret_tiles(made, tensors, found.numbers),
-    }
+    return {f"after {name}": results() for name, results in stages(made, tensors, found.numbers)}
 
 
 def _oracle(
