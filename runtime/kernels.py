@@ -13,6 +13,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -32,6 +33,8 @@ from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
 
 Kernel = Callable[..., Any]
+COMPILED = "__compiled__"
+"""Under this name the module of a `version` holds its compiled functions by name."""
 
 # Numba's own types for these are partial or none.
 _array: Any = types.Array
@@ -94,7 +97,32 @@ def version(function: Kernel, arguments: Sequence[Any]) -> Kernel:
     compiled = {
         n: _entry(names[n], taken) for n in function.__code__.co_names if isinstance(names.get(n), Dispatcher)
     }
-    return FunctionType(function.__code__, {**names, **compiled}, function.__name__)
+    return FunctionType(function.__code__, {**names, **compiled, COMPILED: compiled}, function.__name__)
+
+
+def launches(function: Kernel, arguments: Sequence[Any]) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """What a `version` calls on one thread for these arguments: compiled functions, each with what stands before them."""
+    found: list[tuple[Kernel, tuple[int, ...]]] = []
+    names = function.__globals__
+    noted = {n: _Noted(entry, found) for n, entry in names[COMPILED].items()}
+    FunctionType(function.__code__, {**names, **noted, "run_tasks": _note_tasks})(*arguments)
+    return found
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """Stands for a compiled function while what calls it is watched."""
+
+    entry: Kernel
+    found: list[tuple[Kernel, tuple[int, ...]]]
+
+    def __call__(self, *arguments: Any) -> None:
+        self.found.append((self.entry, ()))
+
+
+def _note_tasks(noted: _Noted, tasks: int, *arguments: Any) -> None:
+    if tasks > 0:
+        noted.found.append((noted.entry, (0, tasks)))
 
 
 def _entry(dispatcher: Any, taken: tuple[Any, ...]) -> Kernel:

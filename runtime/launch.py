@@ -25,9 +25,9 @@ from ..compiler.tensor_ir import Graph, Node
 from ..compiler.tile_ir import TileModule, TileProgram
 from ..dsl.types import DType
 from .arrays import NARROW_FLOATS, NUMPY, Array, Received, deliver, overlaps, receive, to_kernel, writable
-from .kernels import contiguous, version
+from .kernels import contiguous, launches, version
 from .memory import Scratch, last_use
-from .ready import Ready
+from .ready import Ready, Step
 from .threads import alone
 
 MAX_BYTES = 2**63 - 1
@@ -104,13 +104,16 @@ class Kernel:
         dtypes = {n: t.dtype for n, t in (*self.graph.tensors.items(), *self.graph.outputs.items())}
         index = {n: i for i, n in enumerate(dtypes)}
         empty = {n: np.empty((0,) * len(s), NUMPY[dtypes[n]]) for n, s in plan.outputs.items()}
-        steps = []
+        steps: list[Step] = []
         for i, (program, _) in enumerate(self._steps):
             arguments = self._arguments(
                 program, {**tensors, **empty}, {**plan.extents, **scalars}, plan, Scratch()
             )
             taken = tuple(index[p.name] for p in program.params)
-            steps.append((self._function(i, arguments), taken, tuple(arguments[len(taken) :]), plan.alone[i]))
+            numbers = tuple(arguments[len(taken) :])
+            function = self._function(i, arguments)
+            runs = launches(function, arguments) if plan.alone[i] else [(function, ())]
+            steps += [Step(f, before, taken, numbers) for f, before in runs]
         return Ready(
             places=tuple(order.index(n) for n in tensors),
             outputs=tuple((s, NUMPY[dtypes[n]]) for n, s in plan.outputs.items()),

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .threads import alone
-
 CallKey = tuple[object, ...]
 NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int32, np.int64, np.bool_})
 
@@ -17,43 +15,50 @@ NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int32, np.int6
 def call_key(positional: Sequence[Any], named: Mapping[str, Any]) -> CallKey | None:
     """The same for calls that need the same checks and code; None where another kind of argument is among them."""
     key: list[Any] = [*named]
-    for x in positional:
-        if type(x) is np.ndarray:
+    for x in (*positional, *named.values()) if named else positional:
+        kind = type(x)
+        if kind is np.ndarray:
             key += (x.shape, x.dtype, x.flags.num)
-        elif type(x) in NUMBERS:
-            key += (type(x), x)
-        else:
-            return None
-    for x in named.values():
-        if type(x) is np.ndarray:
-            key += (x.shape, x.dtype, x.flags.num)
-        elif type(x) in NUMBERS:
-            key += (type(x), x)
+        elif kind in NUMBERS:
+            key += (kind, x)
         else:
             return None
     return tuple(key)
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A call that is settled but for the arrays' addresses. `places` says where among the values of a call (by place, then
-    by name) each array stands, `bits` which of the arrays, outputs after inputs, are taken as their bits; `steps` are
-    functions with the arrays and numbers they take."""
+class Step:
+    """One launch: `function` is called with `before`, the arrays numbered in `taken` and `numbers`."""
 
-    places: tuple[int, ...]
-    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
-    bits: tuple[int, ...]
-    steps: tuple[tuple[Callable[..., object], tuple[int, ...], tuple[Any, ...], bool], ...]
+    function: Callable[..., object]
+    before: tuple[int, ...]
+    taken: tuple[int, ...]
+    numbers: tuple[Any, ...]
+
+
+class Ready:
+    """A call that is settled but for the arrays' addresses.
+
+    `places` says where among the values of a call (by place, then by name) each array stands; `outputs` are shapes and
+    types of what it makes; `bits` are the arrays, numbered with outputs after inputs, that are taken as their bits.
+    """
+
+    def __init__(
+        self,
+        places: tuple[int, ...],
+        outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...],
+        bits: tuple[int, ...],
+        steps: tuple[Step, ...],
+    ) -> None:
+        self._places, self._outputs, self._bits = places, outputs, bits
+        self._steps = [(s.function, s.before, s.taken, s.numbers) for s in steps]
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
-        made = [np.empty(shape, dtype) for shape, dtype in self.outputs]
-        arrays = [values[i] for i in self.places] + made
-        for i in self.bits:
+        made = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+        arrays = [values[i] for i in self._places]
+        arrays += made
+        for i in self._bits:
             arrays[i] = arrays[i].view(np.uint16)
-        for function, taken, numbers, one_thread in self.steps:
-            if one_thread:
-                with alone:
-                    function(*[arrays[i] for i in taken], *numbers)
-            else:
-                function(*[arrays[i] for i in taken], *numbers)
+        for function, before, taken, numbers in self._steps:
+            function(*before, *[arrays[i] for i in taken], *numbers)
         return made[0] if len(made) == 1 else tuple(made) if made else None
