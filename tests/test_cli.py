@@ -166,7 +166,7 @@ def test_mistake_of_the_compiler_is_a_sentence(
     def broken(*_: object, **__: object) -> None:
         raise AssertionError("nobody expected this")
 
-    monkeypatch.setattr("tileloom.cli.show.elaborate", broken)
+    monkeypatch.setattr("tileloom.cli.show.graph_of", broken)
     assert main(["show", ATTENTION, "--emit", "tensor"]) == 1
     error = capsys.readouterr().err
     assert "internal error: AssertionError: nobody expected this" in error
