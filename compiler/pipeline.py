@@ -19,7 +19,8 @@ from .passes.canonicalize import canonicalize
 from .passes.fuse import Fused, Ledger, fuse
 from .region import AxisPlan, Region
 from .remarks import Remark, Remarks
-from .schedule import Schedule, print_schedule
+from .schedule import Schedule, print_schedule, stem
+from .schedule_check import alike, check_schedule, key_of
 from .target import CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
@@ -80,19 +81,18 @@ def compile_kernel(
 ) -> Compilation:
     """Compile one kernel. `sizes` gives every extent: the decisions are predicted for them (with the measured rates of
     `machine`, else nominal ones), and extents of whole axes are compiled in (`statics`); all others stay run-time values.
-    Raises `TileError` for what the text, the schedule or the
-    target does not allow."""
+    Raises `TileError` for what the text, the schedule or the target does not allow."""
     options = options or Options()
     if isinstance(kernel, TilesKernel):
         return compile_tiles(kernel, target, sizes, options)
     remarks = Remarks()
     written, graph = front(kernel, dtypes, remarks)
-    plain = schedule or Schedule(
-        kernel.kernel.name.name, kernel.kernel.name.name, target.name, options.fuse, options.keep
-    )
+    name = kernel.kernel.name.name
+    asked = schedule or Schedule(name, name, target.name, options.fuse, options.keep)
+    plain = check_schedule(asked, written, graph, target)
     fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine)
     verify_module(fused.module, "lower")
-    stated = final_schedule(plain, fused)
+    stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)
     statics = {e: n for p in fused.module.programs for e, n in p.statics}
     snapshots = {
@@ -133,21 +133,24 @@ def generate(module: TileModule, target: Target) -> str:
     return simt.generate(module, target) if isinstance(target, CudaTarget) else cpu.generate(module)
 
 
-def final_schedule(asked: Schedule, fused: Fused) -> Schedule:
+def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
     """The schedule with every choice filled in, as it could be given back."""
-    several = len(fused.regions) > 1
+    several, axes = len(fused.regions) > 1, fused.graph.axes
     tiles: list[tuple[str, int]] = []
     for region, plan in zip(fused.regions, fused.plans, strict=True):
         for axis, size in plan.tiles:
             if axis not in plan.whole:
-                tiles.append((f"{region.name}.{axis}" if several else axis, size or 0))
-    static = tuple(dict.fromkeys(a for p in fused.plans for a in p.whole))
+                unclear = len({axes[a] for a in alike(stem(axis), axes)}) > 1
+                key = key_of(written, fused.graph, region, axis) if several or unclear else axis
+                tiles.append((key, size or 0))
+    static = tuple(dict.fromkeys((*asked.static, *(a for p in fused.plans for a in p.whole))))
     public = {*fused.graph.outputs, *fused.graph.tensors}
     kept = tuple(d.name for d in fused.graph.definitions if d.name in fused.stored and d.name not in public)
     keep = kept if asked.fuse != "none" else ()
     return replace(
         asked,
         fuse=asked.fuse if asked.fuse != "auto" else "all",
+        fused=(),
         keep=keep,
         static=static,
         tiles=tuple(tiles),

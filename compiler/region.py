@@ -10,11 +10,13 @@ from .tensor_ir import Apply, Definition, Node, Reduce, walk
 @dataclass(frozen=True)
 class Region:
     """`roots` have their producers inlined up to tensors that some launch stores. `hints` names nodes after the
-    statements they came from, for readable tile text only."""
+    statements they came from, for readable tile text only. `statements` are the roots and what is computed within them.
+    """
 
     name: str
     roots: tuple[Definition, ...]
     hints: tuple[tuple[Node, str], ...] = ()
+    statements: tuple[str, ...] = ()
 
     @property
     def values(self) -> list[Node]:

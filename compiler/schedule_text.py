@@ -8,23 +8,31 @@
         tier loops
     }
 
-Lines may stand in any order, each at most once; `#` starts a comment. An axis is cut into tiles of `by` elements, `by 1`
-means one index at a time. `o.b` is the axis b of the launch that stores o, where b alone would mean every launch's.
+Lines may stand in any order, each at most once; `#` starts a comment. `fuse all`, `none` or `auto` is for every
+intermediate; `fuse a, b` computes these in place and leaves the others to the cost model; `keep` stores. An axis is cut
+into tiles of `by` elements, `by 1` means one index at a time. `o.b` is the axis b of the launch that computes o, where b
+alone would mean every launch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import get_args
+from collections.abc import Callable
+from typing import NoReturn, cast, get_args
 
-from ..dsl.diagnostics import refuse
 from ..dsl.source import Source, Span
+from ..dsl.suggest import did_you_mean
 from .notation import Token, Words
-from .schedule import Fuse, Schedule
+from .schedule import LARGEST_TILE, Fuse, Schedule
 from .target import TARGETS
 
-LARGEST_TILE = 1 << 20
-"""Elements along one axis; no back end keeps more in one piece."""
+LATER = {
+    "warpgroups": "the roles of warpgroups",
+    "stage": "staged copies",
+    "skew": "the skew of two products",
+    "split": "split reductions",
+    "order": "the order of loops",
+}
+"""Lines of schedules that no pass obeys yet."""
 
 
 def parse_schedule(text: str, name: str = "<text>") -> Schedule:
@@ -41,9 +49,12 @@ class _ScheduleReader(Words):
     """Reads statements only: a schedule has no expressions."""
 
     def schedule(self) -> Schedule:
+        self.spans: dict[str, Span] = {}
+        self.fused: tuple[str, ...] = ()
         self.expect("schedule", "at the start of a schedule")
         name = self.word("the name of the schedule")
         self.expect("for", "and the kernel's name")
+        self.spans["kernel"] = self.span(self.token)
         kernel = self.word("the name of the kernel")
         self.expect("on", "and the target")
         target = self._target()
@@ -52,13 +63,14 @@ class _ScheduleReader(Words):
         self.expect("}", "to close the schedule")
         if self.token.kind != "end":
             self.fail(f"expected the end of the text after the schedule, found {self.describe()}")
-        return Schedule(name, kernel, target, **fields)  # type: ignore[arg-type]
+        return Schedule(name, kernel, target, **fields, fused=self.fused, spans=self.spans)  # type: ignore[arg-type]
 
     def _target(self) -> str:
         token = self.token
         name = self.word("the name of a target")
         if self.accept(":"):
             name += ":" + self.word("the architecture")
+        self.spans["target"] = self.since(token)
         if name not in TARGETS:
             self.fail(f"no target is called `{name}`", "E0607", token, help="one of " + ", ".join(TARGETS))
         return name
@@ -66,37 +78,60 @@ class _ScheduleReader(Words):
     def _statements(self) -> dict[str, object]:
         readers: dict[str, Callable[[], object]] = {
             "fuse": self._fuse,
-            "keep": lambda: self.words("the name of an intermediate"),
-            "static": lambda: self.words("the name of an axis"),
+            "keep": lambda: self._names("keep", "the name of an intermediate"),
+            "static": lambda: self._names("static", "the name of an axis"),
             "tile": self._tiles,
-            "tier": lambda: self.word("the name of a tier"),
+            "tier": self._tier,
         }
         fields: dict[str, object] = {}
         while self.token.text != "}" and self.token.kind != "end":
             token = self.token
             word = self.word("a line of the schedule")
             if word not in readers:
-                self.fail(
-                    f"a schedule has no line `{word}`", "E0608", token, help="one of " + ", ".join(readers)
-                )
+                self._refuse_line(word, token, list(readers))
             key = "tiles" if word == "tile" else word
             if key in fields:
                 self.fail(f"`{word}` stands twice", "E0608", token, help="put both into one line")
             fields[key] = readers[word]()
         return fields
 
+    def _refuse_line(self, word: str, token: Token, known: list[str]) -> NoReturn:
+        if word in LATER:
+            self.fail(
+                f"`{word}`: {LATER[word]} are not available in this version",
+                "E0608",
+                token,
+                help=f"lines are {', '.join(known)}",
+            )
+        help = did_you_mean(word, known) or "one of " + ", ".join(known)
+        self.fail(f"a schedule has no line `{word}`", "E0608", token, help=help)
+
+    def _names(self, line: str, what: str) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        while True:
+            token = self.token
+            name = self.word(what)
+            if name in found:
+                self.fail(f"`{name}` stands twice in `{line}`", "E0608", token)
+            found[name] = None
+            self.spans[f"{line} {name}"] = self.span(token)
+            if not self.accept(","):
+                return tuple(found)
+
     def _fuse(self) -> Fuse:
-        token = self.token
-        word = self.word("auto, all or none")
         for choice in get_args(Fuse):
-            if word == choice:
-                return choice  # type: ignore[no-any-return]
-        self.fail(
-            f"`fuse {word}` is not known",
-            "E0608",
-            token,
-            help="`auto` lets the cost model choose, `all` fuses everything, `none` stores every intermediate",
-        )
+            if self.token.text == choice and self.ahead().text != ",":
+                self.next()
+                return cast(Fuse, choice)
+        if self.token.kind != "word":
+            help = "`fuse all`, `fuse none`, `fuse auto`, or the names of intermediates"
+            self.fail(f"expected what to fuse, found {self.describe()}", "E0608", help=help)
+        self.fused = self._names("fuse", "the name of an intermediate")
+        return "auto"
+
+    def _tier(self) -> str:
+        self.spans["tier"] = self.span(self.token)
+        return self.word("the name of a tier")
 
     def _tiles(self) -> tuple[tuple[str, int], ...]:
         tiles: dict[str, int] = {}
@@ -107,6 +142,7 @@ class _ScheduleReader(Words):
                 axis += "." + self.word("the name of an axis")
             if axis in tiles:
                 self.fail(f"`{axis}` has two tile sizes", "E0609", token)
+            self.spans[f"tile {axis}"] = self.since(token)
             self.expect("by", "and a tile size")
             tiles[axis] = self._size()
             if not self.accept(","):
@@ -115,28 +151,19 @@ class _ScheduleReader(Words):
     def _size(self) -> int:
         """A tile size; `by 1`, one index at a time, is 0 in the schedule."""
         token = self.token
-        size = self.integer("a tile size")
-        if not 1 <= size <= LARGEST_TILE:
-            self._refuse_size(size, token)
-        return size if size > 1 else 0
-
-    def _refuse_size(self, size: int, token: Token) -> None:
-        self.fail(
-            f"a tile of {size} elements is not possible",
-            "E0609",
-            token,
-            help=f"a number from 1 (one index at a time) to {LARGEST_TILE}",
-        )
-
-
-def check_names(s: Schedule, axes: Collection[str], launches: Collection[str]) -> None:
-    """Refuse tile sizes of axes or launches that a kernel does not have. Raises `TileError`, code E0610."""
-    known = {*axes, *(f"{launch}.{a}" for launch in launches for a in axes)}
-    for axis, _ in s.tiles:
-        if axis not in known:
-            raise refuse(
-                "E0610",
-                f"the schedule `{s.name}` cuts `{axis}`, which is no axis of `{s.kernel}`",
-                None,
-                help=f"its axes are {', '.join(axes)}; its launches {', '.join(launches)}",
+        sign = "-" if self.accept("-") else ""
+        if self.token.kind != "number":
+            self.fail(
+                f"expected a tile size, found {self.describe()}",
+                "E0609",
+                help=f"a number from 1 to {LARGEST_TILE}",
             )
+        text = sign + self.next().text
+        if not text.isdigit() or not 1 <= int(text) <= LARGEST_TILE:
+            self.fail(
+                f"a tile of {text} elements is not possible",
+                "E0609",
+                token,
+                help=f"a whole number from 1 (one index at a time) to {LARGEST_TILE}",
+            )
+        return int(text) if int(text) > 1 else 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from itertools import combinations
 
-from ...dsl.diagnostics import refuse
+from ...dsl.diagnostics import TileError
 from ...dsl.source import Span
 from .. import tile_ir as tile
 from ..cascade import Cascade
@@ -21,6 +21,7 @@ from ..inline import Inliner
 from ..region import AxisPlan, Region, reductions
 from ..remarks import Kind, Remarks
 from ..schedule import Schedule
+from ..schedule_check import check_used
 from ..target import Target
 from ..tensor_ir import (
     Definition,
@@ -89,8 +90,8 @@ def fuse(
 ) -> tuple[Fused, Ledger]:
     """The grouping that the schedule asks for, or the one with the least predicted time at `sizes`.
 
-    `named` are the inexact rules switched on; `machine` are measured rates, else the target's nominal ones. Raises
-    `TileError` where `keep` names no intermediate.
+    The schedule has passed `check_schedule`. `named` are the inexact rules switched on; `machine` are measured rates, else
+    the target's nominal ones. Raises `TileError` where a tile size finds no axis in what is grouped.
     """
     rules = rules_of(graph, named)
     return _Search(graph, schedule, target, sizes, rules, machine or rates(target)).run(remarks)
@@ -113,12 +114,7 @@ class _Search:
         )
         self.names = tuple(d.name for d in graph.definitions if d.name not in self.outputs)
         self.tried: dict[frozenset[str], Fused] = {}
-        unknown = [k for k in schedule.keep if k not in self.names]
-        if unknown:
-            known = ", ".join(self.names) or "none"
-            raise refuse(
-                "E0801", f"`keep {unknown[0]}` names no intermediate", None, help=f"intermediates: {known}"
-            )
+        self.refused: TileError | None = None
 
     def run(self, remarks: Remarks) -> tuple[Fused, Ledger]:
         forced = frozenset(self.schedule.keep)
@@ -128,6 +124,7 @@ class _Search:
             best = self.grouping(forced)
         else:
             best = self.search(forced)
+        check_used(self.schedule, best.regions, best.plans)
         # once more, now with the remarks of the passes it goes through
         chosen = self.build(best.stored, remarks)
         entries = tuple(self.entry(n, chosen, forced) for n in self.names)
@@ -140,6 +137,22 @@ class _Search:
             self.tried[kept] = self.build(kept | self.outputs, Remarks())
         return self.tried[kept]
 
+    def possible(self, kept: frozenset[str]) -> Fused | None:
+        """A grouping, or None where the schedule's tile sizes do not allow it."""
+        try:
+            return self.grouping(kept)
+        except TileError as reason:
+            self.refused = reason
+            return None
+
+    def fastest(self, groups: Iterable[frozenset[str]]) -> Fused:
+        """The possible grouping with the least predicted time. Raises `TileError` where none is possible."""
+        found = [f for f in map(self.possible, groups) if f is not None]
+        if not found:
+            assert self.refused is not None
+            raise self.refused
+        return min(found, key=lambda f: f.prediction.seconds)
+
     def build(self, stored: frozenset[str], remarks: Remarks) -> Fused:
         return build(
             self.graph, stored, self.schedule, self.target, self.sizes, remarks, self.rules, self.machine
@@ -147,21 +160,21 @@ class _Search:
 
     def search(self, forced: frozenset[str]) -> Fused:
         """All groupings where they are few, else single flips from the fully fused one until none helps."""
-        free = [n for n in self.names if n not in forced]
+        free = [n for n in self.names if n not in forced and n not in self.schedule.fused]
         if len(free) <= EXHAUSTIVE:
             subsets = (forced | frozenset(c) for k in range(len(free) + 1) for c in combinations(free, k))
-            return min((self.grouping(s) for s in subsets), key=lambda f: f.prediction.seconds)
-        kept = forced
+            return self.fastest(subsets)
+        best = self.fastest((forced, forced | frozenset(free)))
         while True:
-            flips = [kept ^ {n} for n in free]
-            best = min(flips, key=lambda s: self.grouping(s).prediction.seconds)
-            if self.grouping(best).prediction.seconds >= self.grouping(kept).prediction.seconds:
-                return self.grouping(kept)
-            kept = best
+            kept = best.stored - self.outputs
+            better = self.fastest((kept, *(kept ^ {n} for n in free)))
+            if better.prediction.seconds >= best.prediction.seconds:
+                return best
+            best = better
 
     def entry(self, name: str, chosen: Fused, forced: frozenset[str]) -> LedgerEntry:
         kept = chosen.stored - self.outputs
-        other = self.grouping(kept ^ {name})
+        other = self.possible(kept ^ {name})
         d = self.graph.definition(name)
         fused = name not in kept
         size = d.dtype.bytes
@@ -169,7 +182,7 @@ class _Search:
             size *= max(0, _known(e, self.sizes))
         return LedgerEntry(
             name, d.span, fused, _reason(self.schedule, name, forced, fused, chosen, other), size,
-            chosen.prediction, other.prediction, chosen.cost, other.cost,
+            chosen.prediction, other.prediction if other else None, chosen.cost, other.cost if other else None,
         )  # fmt: skip
 
 
@@ -180,12 +193,16 @@ def _known(extent: Node, sizes: Mapping[str, int]) -> int:
 
 
 def _reason(
-    schedule: Schedule, name: str, forced: frozenset[str], fused: bool, chosen: Fused, other: Fused
+    schedule: Schedule, name: str, forced: frozenset[str], fused: bool, chosen: Fused, other: Fused | None
 ) -> str:
     if name in forced:
         return "stored because the schedule says `keep`"
+    if name in schedule.fused:
+        return "computed in place because the schedule says `fuse`"
     if schedule.fuse != "auto":
         return f"the schedule says `fuse {schedule.fuse}`"
+    if other is None:
+        return "the schedule's tile sizes do not allow the other choice"
     a, b = chosen.prediction, other.prediction
     ratio = b.seconds / a.seconds if a.seconds else 1.0
     what = "computing it where it is used" if fused else "storing it"
@@ -229,7 +246,8 @@ def build(
     programs: list[tile.TileProgram] = []
     cascades: list[tuple[Cascade, ...]] = []
     for r, p in zip(parts, plans, strict=True):
-        needed = {x.name for a in p.whole for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
+        fixed = (*p.whole, *(a for a in schedule.static if a in graph.axes))
+        needed = {x.name for a in fixed for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
         program, found = lower(
             graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks, rules
         )
@@ -263,7 +281,11 @@ def regions(
     roots = list(expanded.graph.definitions)
     groups = _merge_siblings(roots) if merge else [[d] for d in roots]
     hints = tuple(expanded.named)
-    out = tuple(Region("_".join(d.name for d in g), tuple(g), hints) for g in groups)
+    within = {d.name: _computed_within(graph, d.name, stored) for d in roots}
+    out = tuple(
+        Region("_".join(d.name for d in g), tuple(g), hints, tuple(n for d in g for n in within[d.name]))
+        for g in groups
+    )
     return with_fields(graph, axes=expanded.graph.axes), out
 
 
@@ -301,6 +323,20 @@ def inlined(graph: Graph, stored: frozenset[str]) -> Expanded:
     named = [(inliner.value(n), name) for n, name in graph.names.items()]
     named += [(v, n) for n, v in inliner.expanded.items()]
     return Expanded(with_fields(graph, axes=inliner.axes, definitions=expanded), tuple(named))
+
+
+def _computed_within(graph: Graph, root: str, stored: frozenset[str]) -> list[str]:
+    """A stored statement with those that are computed in its place."""
+    written = {d.name: d for d in graph.definitions}
+    found: dict[str, None] = {root: None}
+    waiting = [root]
+    while waiting:
+        d = written[waiting.pop()]
+        reads = (n.tensor for n in walk([d.value, *(d.target or ())]) if isinstance(n, Read))
+        new = {n: None for n in reads if n in written and n not in stored and written[n].target is None}
+        waiting += [n for n in new if n not in found]
+        found.update(new)
+    return list(found)
 
 
 def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:

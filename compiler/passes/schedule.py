@@ -11,12 +11,14 @@ A grid axis is cut into tiles where an operand of a contraction has it for itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from ...dsl.diagnostics import refuse
 from ..region import AxisPlan, Region, contraction, reductions
 from ..remarks import Remarks
-from ..schedule import Schedule
+from ..schedule import LARGEST_VALUE, Schedule
+from ..schedule_check import stated_tile
 from ..target import Target
 from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Node, Read, Reduce, walk
 
@@ -77,15 +79,18 @@ def axis_plan(
     remarks: Remarks,
 ) -> AxisPlan:
     """The plan of one region: the schedule's tile sizes where it states them, the target's defaults elsewhere."""
-    roles = axis_roles(graph, region, sizes)
+    axes = tuple(dict.fromkeys(a for n in walk(region.values) for a in _named(n)))
+    stated = {a: n for a in axes if (n := stated_tile(schedule, region, a, axes)) is not None}
+    cut = {a for a, n in stated.items() if n < (axis_size(graph, a, sizes) or 0)}
+    roles = axis_roles(graph, region, sizes, cut)
     chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
     limits = tile_sizes(target)
     default = _bounded(_default_tiles(region, roles, limits), chosen, region, limits.volume, _in_order(graph))
     tiles: list[tuple[str, int | None]] = []
     for axis in (*roles.grid, *roles.whole, *roles.reduced, *roles.serial):
-        stated = schedule.tile(region.name, axis)
-        size = default.get(axis) if stated is None else (stated if stated > 1 else None)
+        size = (stated[axis] or None) if axis in stated else default.get(axis)
         tiles.append((axis, chosen.get(axis, size)))
+    _within_limits(schedule, region, dict(tiles), set(stated))
     shown = ", ".join(f"{a} by {n}" if n else f"{a} by 1" for a, n in tiles)
     remarks.add(
         "applied", "schedule", "tiles", f"{region.name}: grid {', '.join(roles.grid) or 'none'}; tiles {shown}",
@@ -94,7 +99,32 @@ def axis_plan(
     return AxisPlan(roles.grid, roles.whole, tuple(dict(tiles).items()))
 
 
-def axis_roles(graph: Graph, region: Region, sizes: Mapping[str, int]) -> Roles:
+def _named(n: Node) -> Iterable[str]:
+    """Axes of a node, those that it binds included, in a fixed order."""
+    return (*sorted(n.axes), *n.bound) if isinstance(n, Reduce) else sorted(n.axes)
+
+
+def _within_limits(
+    schedule: Schedule, region: Region, tiles: Mapping[str, int | None], stated: set[str]
+) -> None:
+    """Refuse stated sizes by which one value has more elements than any back end keeps. Raises `TileError`, E0609."""
+    products = _products(region)
+    for n in (n for n in walk(region.values) if n not in products):
+        mine = [a for a in sorted(n.axes) if a in stated]
+        size = math.prod(tiles.get(a) or 1 for a in n.axes)
+        if mine and size > LARGEST_VALUE:
+            product = " · ".join(f"{a} by {tiles[a]}" for a in sorted(n.axes) if tiles.get(a))
+            spans = (schedule.spans.get(f"tile {a}") for a in mine)
+            raise refuse(
+                "E0609", f"`{region.name}` would compute {size} elements at once: {product}",
+                next((s for s in spans if s is not None), None), help=f"at most {LARGEST_VALUE} are possible",
+            )  # fmt: skip
+
+
+def axis_roles(
+    graph: Graph, region: Region, sizes: Mapping[str, int], cut: Collection[str] = frozenset()
+) -> Roles:
+    """The roles of a region's axes; `cut` axes are taken in tiles, never whole."""
     reds = reductions(region.values)
     bound = {a for r in reds for a in r.bound}
     root_axes = [frozenset(d.axes) for d in region.roots]
@@ -102,7 +132,9 @@ def axis_roles(graph: Graph, region: Region, sizes: Mapping[str, int]) -> Roles:
     inner = [r for r in reds if r.axes & bound]
     outer = [r for r in reds if not r.axes & bound]
     small = {
-        a for a in graph.axes if (axis_size(graph, a, sizes) or 0) <= WHOLE_LIMIT and _static_able(graph, a)
+        a
+        for a in graph.axes
+        if (axis_size(graph, a, sizes) or 0) <= WHOLE_LIMIT and _static_able(graph, a) and a not in cut
     }
     lacking = _lacking(outer)
     whole = {a for r in inner for a in r.bound if a in small and not any(a in o.bound for o in outer)}
@@ -205,6 +237,12 @@ def _default_tiles(region: Region, roles: Roles, s: TileSizes) -> dict[str, int 
     return out
 
 
+def _products(region: Region) -> set[Node]:
+    """What contractions sum: never a value of its own."""
+    sums = (r for r in reductions(region.values) if r.fn == "sum")
+    return {r.body for r in sums if contraction(r.body, frozenset(r.bound))}
+
+
 def _bounded(
     tiles: dict[str, int | None],
     whole: Mapping[str, int],
@@ -213,9 +251,7 @@ def _bounded(
     order: Callable[[Iterable[str]], tuple[str, ...]],
 ) -> dict[str, int | None]:
     """Halve the greatest tile sizes until no value of the region fills more than `volume` elements."""
-    products = {
-        r.body for r in reductions(region.values) if r.fn == "sum" and contraction(r.body, frozenset(r.bound))
-    }
+    products = _products(region)
     for axes in dict.fromkeys(order(n.axes) for n in walk(region.values) if n not in products):
         while True:
             sizes = {a: tiles.get(a) or whole.get(a, 1) for a in axes}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 
-from ..dsl.diagnostics import Diagnostic, TileError
-from ..dsl.syntax import Program
+from ..compiler.target import target
+from ..dsl.diagnostics import Diagnostic, TileError, refuse
+from ..dsl.suggest import did_you_mean
+from ..dsl.syntax import Program, Verbatim
 from ..programs import graph_of, kernel_named, names
 from ..render import print_diagnostics
 from .kernels import read_program
@@ -35,7 +37,33 @@ def _findings(file: str) -> tuple[list[Diagnostic], list[str]]:
     except TileError as reason:
         return reason.diagnostics, []
     compiled = names(program)
-    return [d for name in compiled for d in _kernel(program, name)], compiled
+    found = [d for name in compiled for d in _kernel(program, name)]
+    if not found:
+        found = [d for item in program.schedules.values() for d in _schedule(program, item)]
+    return found, compiled
+
+
+def _schedule(program: Program, item: Verbatim) -> list[Diagnostic]:
+    """What is wrong with a schedule of the file, for its kernel and target."""
+    from ..compiler.passes.canonicalize import canonicalize
+    from ..compiler.remarks import Remarks
+    from ..compiler.schedule_check import check_schedule
+    from ..compiler.schedule_text import parse_item
+
+    try:
+        stated = parse_item(item.span)
+        if stated.kernel not in program.kernels:
+            help = (
+                did_you_mean(stated.kernel, program.kernels)
+                or "a schedule is for a kernel in definition form"
+            )
+            message = f"there is no kernel `{stated.kernel}`"
+            raise refuse("E0620", message, stated.spans.get("kernel"), help=help)
+        written = graph_of(kernel_named(program, stated.kernel))
+        check_schedule(stated, written, canonicalize(written, Remarks()), target(stated.target))
+    except TileError as reason:
+        return reason.diagnostics
+    return []
 
 
 def _kernel(program: Program, name: str) -> list[Diagnostic]:
