@@ -256,7 +256,7 @@ def test_schedule_prints_parses_and_compiles_to_the_same() -> None:
     ("text", "line", "column", "says"),
     [
         ("schedule s for k on gpu {\n}", 1, 21, "no target is called `gpu`"),
-        ("schedule s for k on cpu {\n    fuse some\n}", 2, 10, "`fuse some` is not known"),
+        ("schedule s for k on cpu {\n    fuse 3\n}", 2, 10, "expected what to fuse, found `3`"),
         ("schedule s for k on cpu {\n    tile m by 0\n}", 2, 15, "a tile of 0 elements"),
         ("schedule s for k on cpu {\n    tile m by 8, m by 9\n}", 2, 18, "`m` has two tile sizes"),
         ("schedule s for k on cpu {\n    keep s\n    keep p\n}", 3, 5, "`keep` stands twice"),

@@ -254,7 +254,7 @@ def test_schedule_for_an_axis_that_is_none(tmp_path: Path, capsys: pytest.Captur
     path = tmp_path / "mine.schedule"
     path.write_text(shown(capsys, "--emit", "schedule").replace("n by 128", "w by 32"))
     assert main(["show", ATTENTION, "--schedule", str(path)]) == 1
-    assert "`w`, which is no axis of `attention`" in capsys.readouterr().err
+    assert "`w` is no axis of `attention`" in capsys.readouterr().err
 
 
 def test_schedule_against_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
