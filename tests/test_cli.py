@@ -294,7 +294,7 @@ def test_show_machine_code(emit: str, says: str, capsys: pytest.CaptureFixture[s
 def test_run_compares_with_float64(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", ADD, "-D", "N=1000", "--verify-each"]) == 0
     text = capsys.readouterr().out
-    for stage in ("tensor (as written)", "tensor (canonical)", "tile", "cpu"):
+    for stage in ("after elaborate", "after canonicalize", "after lower", "cpu"):
         assert re.search(rf"^{re.escape(stage)} +z +f32 .* ok", text, re.MULTILINE)
     assert text.endswith("\nok\n")
 

@@ -283,7 +283,12 @@ def regions(
     hints = tuple(expanded.named)
     within = {d.name: _computed_within(graph, d.name, stored) for d in roots}
     out = tuple(
-        Region("_".join(d.name for d in g), tuple(g), hints, tuple(n for d in g for n in within[d.name]))
+        Region(
+            "_".join(d.name for d in g),
+            tuple(g),
+            hints,
+            tuple(dict.fromkeys(n for d in g for n in within[d.name])),
+        )
         for g in groups
     )
     return with_fields(graph, axes=expanded.graph.axes), out
