@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from ..compiler.pipeline import Compilation
 from ..render import SECTIONS, bytes_text, explanation, say, table
 from .failures import refusals, usage
 from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
+
+TILES = 8
+"""Tiles of a tried row: 512 elements in steps of 64."""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -36,14 +41,74 @@ def run(arguments: Namespace) -> int:
         raise usage(f"--measure runs compiled code on this machine; the target is {kernel.target}")
     with refusals():
         facts = kernel.explain(**found.extents, **found.dtypes).facts
+        evidence = _evidence(kernel.compilation(**found.extents, **found.dtypes), found)
     measured = _measured(arguments, found) if arguments.measure else {}
     if arguments.json:
-        print(json.dumps({**dataclasses.asdict(facts), "measured": measured}, indent=2, ensure_ascii=False))
+        everything = {**dataclasses.asdict(facts), **evidence, "measured": measured}
+        print(json.dumps(everything, indent=2, ensure_ascii=False))
         return 0
     say(explanation(facts, [s for s in SECTIONS if getattr(arguments, s)]))
+    if arguments.derive:
+        _say_evidence(evidence)
     if measured:
         say(_table(measured))
     return 0
+
+
+def _evidence(made: Compilation, found: Problem) -> dict[str, list[dict[str, Any]]]:
+    """The recurrences tried on rows that break careless ones, and how many tiles the loops visit at these sizes."""
+    from ..compiler.interpreter.recurrence import rescale_bound, trials
+    from ..compiler.interpreter.visits import visits
+
+    repaired = [c for cascades in made.cascades for c in cascades if any(s.upstream for s in c.states)]
+    tried = [
+        {**dataclasses.asdict(t), "bound": rescale_bound(TILES, s.reduction.dtype)}
+        for c in repaired
+        for t in trials(c, elements=64 * TILES, tile=64)
+        for s in c.states
+        if s.name == t.state
+    ]
+    try:
+        visited = [dataclasses.asdict(v) for v in visits(made.module, found.extents, found.tensors(0))]
+    except KeyError:  # a bound reads a tensor that an earlier launch makes
+        visited = []
+    return {"trials": tried, "tiles": visited}
+
+
+def _say_evidence(evidence: dict[str, list[dict[str, Any]]]) -> None:
+    if evidence["trials"]:
+        say(
+            table(
+                ("rows of 512 elements", "state", "one pass", "as written", "mending adds at most"),
+                (
+                    (
+                        t["rows"],
+                        t["state"],
+                        _error(t["one_pass"]),
+                        _error(t["as_written"]),
+                        _error(t["bound"]),
+                    )
+                    for t in evidence["trials"]
+                ),
+                title="\nThe recurrence tried in f32 against float64: greatest error, relative to the greatest magnitude",
+            )
+        )
+    if evidence["tiles"]:
+        say(
+            table(
+                ("launch", "axis", "tiles", "never visited", "whole, no condition", "partial", "asked at run time"),
+                (
+                    (v["program"], v["axis"], str(v["empty"] + v["full"] + v["partial"]), str(v["empty"]),
+                     str(v["full"]), str(v["partial"]), str(v["asked"]))
+                    for v in evidence["tiles"]
+                ),
+                title="\nTiles at these sizes",
+            )
+        )  # fmt: skip
+
+
+def _error(x: float) -> str:
+    return "no number" if math.isnan(x) else f"{x:.1e}"
 
 
 def _measured(arguments: Namespace, found: Problem) -> dict[str, dict[str, Any]]:
