@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tileloom as tl
+from tileloom.__main__ import main
 from tileloom.compiler.explain import Explanation
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -170,3 +171,13 @@ def test_decisions_are_remarked_with_their_place(attention: Explanation) -> None
     names = {(r.stage, r.name) for r in attention.remarks}
     assert {("derive", "repaired-state"), ("fuse", "computed-in-place"), ("schedule", "tiles")} <= names
     assert all(r.where is not None for r in attention.remarks)
+
+
+def test_measured_ledger_has_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--fusion --measure` runs each decision and its opposite; at this shape recomputing `h` five times must lose."""
+    path = str(EXAMPLES / "feed_forward.tile")
+    assert main(["explain", path, "-D", "M=512", "--fusion", "--measure", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["measured_ledger"]
+    assert (row["name"], row["fused"], row["right"]) == ("h", False, True)
+    assert row["opposite_ms"] > row["chosen_ms"]
+    assert row["predicted_opposite_ms"] > row["predicted_chosen_ms"]

@@ -8,7 +8,11 @@ import math
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from ..api import CompiledKernel
+from ..arguments import Array
+from ..bench import Case, Variant, median_ms, memory
 from ..compiler.pipeline import Compilation
+from ..ledger import MeasuredCandidate, measure
 from ..render import SECTIONS, bytes_text, explanation, say, table
 from .failures import refusals, usage
 from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
@@ -43,8 +47,15 @@ def run(arguments: Namespace) -> int:
         facts = kernel.explain(**found.extents, **found.dtypes).facts
         evidence = _evidence(kernel.compilation(**found.extents, **found.dtypes), found)
     measured = _measured(arguments, found) if arguments.measure else {}
+    sides = _sides(kernel, found) if arguments.measure else []
     if arguments.json:
-        everything = {**dataclasses.asdict(facts), **evidence, "measured": measured}
+        measured_ledger = [dataclasses.asdict(m) for m in sides]
+        everything = {
+            **dataclasses.asdict(facts),
+            **evidence,
+            "measured": measured,
+            "measured_ledger": measured_ledger,
+        }
         print(json.dumps(everything, indent=2, ensure_ascii=False))
         return 0
     say(explanation(facts, [s for s in SECTIONS if getattr(arguments, s)]))
@@ -52,7 +63,39 @@ def run(arguments: Namespace) -> int:
         _say_evidence(evidence)
     if measured:
         say(_table(measured))
+    if sides:
+        _say_sides(sides)
     return 0
+
+
+def _sides(kernel: CompiledKernel, found: Problem) -> list[MeasuredCandidate]:
+    """Each candidate of the ledger run both ways."""
+    case = _case(found, found.tensors(0))
+    with refusals():
+        return measure(kernel, case, kernel.compilation(**case.inputs()))
+
+
+def _say_sides(sides: list[MeasuredCandidate]) -> None:
+    say(
+        table(
+            ("intermediate", "decision", "measured ms", "the other way", "predicted ms", "the other way", ""),
+            (
+                (
+                    m.name, "fused" if m.fused else "stored", f"{m.chosen_ms:.3f}", f"{m.opposite_ms:.3f}",
+                    f"{m.predicted_chosen_ms:.3f}", f"{m.predicted_opposite_ms:.3f}", "" if m.right else "WRONG",
+                )
+                for m in sides
+            ),
+            title="\nThe ledger measured: each decision and its opposite",
+        )
+    )  # fmt: skip
+    for m in sides:
+        if not m.right:
+            say(f"{m.name}: the other way is faster; the model's term that was furthest off: {m.off}")
+
+
+def _case(found: Problem, tensors: dict[str, Array]) -> Case:
+    return Case(found.graph, found.dtypes, found.extents, found.numbers, tensors)
 
 
 def _evidence(made: Compilation, found: Problem) -> dict[str, list[dict[str, Any]]]:
@@ -113,9 +156,7 @@ def _error(x: float) -> str:
 
 def _measured(arguments: Namespace, found: Problem) -> dict[str, dict[str, Any]]:
     """Milliseconds and bytes beyond inputs and outputs of one call, compiled and naive."""
-    from ..bench import Case, Variant, median_ms, memory
-
-    case = Case(found.graph, found.dtypes, found.extents, found.numbers, found.tensors(arguments.seed))
+    case = _case(found, found.tensors(arguments.seed))
     with refusals():
         both = [
             Variant(name, kernel, kernel.compilation(**case.inputs()))
