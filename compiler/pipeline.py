@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ..dsl.diagnostics import refuse
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
-from .codegen import cpu, simt
+from .codegen import cpu, mma, simt
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
 from .options import Options
@@ -24,7 +25,7 @@ from .schedule_check import alike, check_schedule, key_of
 from .target import CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
-from .tile_ir import TileModule
+from .tile_ir import Dot, TileModule, TileProgram, expressions, statements, subexpressions
 from .tile_kernel import TilesKernel
 from .tile_text import print_module
 from .verify import verify_graph, verify_module
@@ -90,7 +91,22 @@ def compile_kernel(
     name = kernel.kernel.name.name
     asked = schedule or Schedule(name, name, target.name, options.fuse, options.keep)
     plain = check_schedule(asked, written, graph, target)
+    plain = replace(plain, tier=plain.tier or default_tier(graph, target, options))
     fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine)
+    if plain.tier == "mma":
+        reason = choose_tier(fused, target, remarks)
+        if reason is not None and schedule is not None and schedule.tier is not None:
+            raise refuse(
+                "E0915", f"the schedule `{schedule.name}` says `tier mma`: {reason}", None, help="leave it out"
+            )
+        if reason is not None:  # its tiles suit the matrix units alone
+            remarks = Remarks()
+            front(kernel, dtypes, remarks)
+            remarks.add("missed", "schedule", "matrix-units", reason)
+            plain = replace(plain, tier=None)
+            fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine)
+        else:
+            fused = replace(fused, module=with_tiers(fused.module))
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)
@@ -109,6 +125,38 @@ def compile_kernel(
         cost=fused.cost, prediction=fused.prediction, remarks=tuple(remarks.items), sizes=dict(sizes), statics=statics,
         rates=machine or rates(target), snapshots=snapshots,
     )  # fmt: skip
+
+
+def default_tier(graph: Graph, target: Target, options: Options) -> str | None:
+    """Matrix units where the target has them and there are 16-bit floats, but not where every product has to be f32."""
+    sixteen = any(t.dtype in (DType.F16, DType.BF16) for t in graph.tensors.values())
+    able = isinstance(target, CudaTarget) and target.capability >= (8, 0)
+    return "mma" if able and sixteen and not options.precise else None
+
+
+def choose_tier(fused: Fused, target: Target, remarks: Remarks) -> str | None:
+    """Can each program with a product run on the matrix units? None if so, and a remark; else why not."""
+    assert isinstance(target, CudaTarget)
+    for p in fused.module.programs:
+        reason = mma.why_not(p, target) if has_product(p) else None
+        if reason is not None:
+            return f"{p.name}: {reason}"
+    on = [p.name for p in fused.module.programs if has_product(p)]
+    if on:
+        remarks.add(
+            "applied", "schedule", "matrix-units",
+            f"{', '.join(on)}: products through mma.sync; computed operands are rounded to the type of the stored ones",
+        )  # fmt: skip
+    return None
+
+
+def has_product(p: TileProgram) -> bool:
+    return any(isinstance(x, Dot) for s in statements(p.body) for e in expressions(s) for x in subexpressions(e))
+
+
+def with_tiers(module: TileModule) -> TileModule:
+    programs = tuple(replace(p, tier="mma") if has_product(p) else p for p in module.programs)
+    return replace(module, programs=programs)
 
 
 def compile_tiles(
@@ -137,6 +185,7 @@ def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
     """The schedule with every choice filled in, as it could be given back."""
     several, axes = len(fused.regions) > 1, fused.graph.axes
     tiles: list[tuple[str, int]] = []
+    tier = "mma" if any(p.tier == "mma" for p in fused.module.programs) else None
     for region, plan in zip(fused.regions, fused.plans, strict=True):
         for axis, size in plan.tiles:
             if axis not in plan.whole:
@@ -154,6 +203,7 @@ def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
         keep=keep,
         static=static,
         tiles=tuple(tiles),
+        tier=tier,
     )
 
 

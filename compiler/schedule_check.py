@@ -17,9 +17,9 @@ from .spelling import spell
 from .target import Target
 from .tensor_ir import Const, Definition, Extent, Graph, Node, walk
 
-TIERS = {False: ("loops",), True: ("simt",)}
+TIERS = {False: ("loops",), True: ("simt", "mma")}
 """The tiers whose code is generated, by whether the target is a GPU."""
-LATER_TIERS = ("mma", "wgmma")
+LATER_TIERS = ("wgmma",)
 
 
 def check_schedule(s: Schedule, written: Graph, graph: Graph, target: Target) -> Schedule:

@@ -10,19 +10,23 @@ each tensor its address and its strides in elements, then scalars, then extents,
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import importlib.util
+import json
 import linecache
 import math
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +34,10 @@ from ..compiler.interpreter.arithmetic import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.target import TARGETS, CudaTarget
 from ..compiler.tile_ir import Param, TileModule
+from .cache import digest, digest_of_files, store
+
+if TYPE_CHECKING:
+    from .device_kernel import Launch
 
 INSTALL = "pip install 'tileloom[cuda]'"
 if importlib.util.find_spec("numba_cuda") is None:
@@ -100,10 +108,73 @@ class Assembled:
     parameters: tuple[str, ...] = field(repr=False)
     log: str = field(repr=False)
     seconds: float
+    program: str
+    multiples: Mapping[str, int]
 
     @property
     def sass(self) -> str:
         return disassemble(self.cubin)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel of a generated source, as its `LAUNCHES` state it.
+
+    It may be launched where each extent of `multiples` is a multiple of that number and each tensor of `wide` starts at a
+    multiple of 16 bytes, has stride 1 along its last axis and multiples of 16 bytes along the others.
+    """
+
+    name: str
+    threads: int
+    shared_bytes: int
+    tasks: Callable[..., int] = field(repr=False)
+    multiples: Mapping[str, int]
+    wide: tuple[str, ...]
+
+
+def variants(source: str) -> dict[str, list[Variant]]:
+    """The kernels of a generated source by the program they run, the preferred first. Runs nothing but `LAUNCHES`."""
+    launches: dict[str, Any] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAUNCHES":
+            launches = eval(compile(ast.Expression(node.value), "<launches>", "eval"), {"__builtins__": {}})
+    found: dict[str, list[Variant]] = {}
+    for name, x in launches.items():
+        variant = Variant(
+            name, x["threads"], x["shared_bytes"], x["tasks"], x.get("multiples", {}), tuple(x.get("wide", ()))
+        )
+        found.setdefault(x.get("program", name), []).append(variant)
+    return found
+
+
+@cache
+def machine_code(source: str, name: str, target: CudaTarget) -> Assembled:
+    """One kernel of a generated source, from this process, from the cache folder, or assembled now."""
+    folder, group = store(), f"cubin-{digest(source, target.name, *_facts())}"
+    with folder.making(group):
+        kept = folder.get(group, name[:100])
+        if kept is not None:
+            head, _, cubin = kept.partition(b"\n")
+            facts = json.loads(head)
+            tasks = next(v.tasks for several in variants(source).values() for v in several if v.name == name)
+            return Assembled(
+                target=target, cubin=cubin, tasks=tasks, parameters=tuple(facts.pop("parameters")), **facts
+            )
+        made = _assemble_kernel(load(source), name, target)
+        fields = (
+            "name", "ptx", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "dynamic_shared_bytes", "threads",
+            "parameters", "log", "seconds", "program", "multiples",
+        )  # fmt: skip
+        head = json.dumps({f: getattr(made, f) for f in fields}).encode()
+        folder.put(group, head + b"\n" + made.cubin, name[:100])
+    return made
+
+
+@cache
+def _facts() -> tuple[str, ...]:
+    """What machine code depends on besides its source: the toolchain, and the text of the intrinsics."""
+    versions = (metadata.version(p) for p in ("numba-cuda", "numba", "llvmlite", "cuda-core"))
+    return (*versions, str(numba_nvvm.NVVM().get_version()), digest_of_files("runtime/intrinsics/ptx.py", "runtime/cuda.py"))
 
 
 def assemble(source: str, target: CudaTarget) -> dict[str, Assembled]:
@@ -134,6 +205,7 @@ def _assemble_kernel(namespace: Mapping[str, Any], name: str, target: CudaTarget
     return Assembled(
         name, target, ptx, cubin, **numbers, dynamic_shared_bytes=launch["shared_bytes"], threads=launch["threads"],
         tasks=launch["tasks"], parameters=parameters, log=log, seconds=time.perf_counter() - start,
+        program=launch.get("program", name), multiples=launch.get("multiples", {}),
     )  # fmt: skip
 
 
@@ -302,14 +374,51 @@ def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @cache
-def _function(cubin: bytes, name: str, dynamic_shared_bytes: int) -> Any:
+def function(cubin: bytes, name: str, dynamic_shared_bytes: int, number: int = 0) -> int:
+    """The handle of a kernel, loaded into the current context, which is that of device `number`."""
     driver = _driver()
     module = _checked(driver.cuModuleLoadData(cubin))
-    function = _checked(driver.cuModuleGetFunction(module, name.encode()))
+    found = _checked(driver.cuModuleGetFunction(module, name.encode()))
     if dynamic_shared_bytes:
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked(driver.cuFuncSetAttribute(function, limit, dynamic_shared_bytes))
-    return function
+        _checked(driver.cuFuncSetAttribute(found, limit, dynamic_shared_bytes))
+    return int(found)
+
+
+@cache
+def _library() -> Any:
+    """The driver's own library: a launch through it costs a third of one through cuda-python."""
+    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    return library
+
+
+def start(launch: Launch, stream: int) -> None:
+    """Put a prepared launch on a stream of the current context. Raises RuntimeError naming kernel, sizes and reason."""
+    failed = _library().cuLaunchKernel(
+        launch.function, launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes, stream, launch.pointers, None
+    )
+    if failed:
+        driver = _driver()
+        text = driver.cuGetErrorString(driver.CUresult(failed))[1]
+        raise RuntimeError(f"CUDA driver, at the launch of {launch.what}: {text.decode() if text else failed}")
+
+
+@cache
+def _context_handle(number: int) -> int:
+    return int(_context(number))
+
+
+@contextmanager
+def current(number: int) -> Iterator[None]:
+    """See that a device's primary context is current; what was current before is so again after."""
+    library, now = _library(), ctypes.c_void_p()
+    library.cuCtxGetCurrent(ctypes.byref(now))
+    if now.value == _context_handle(number):
+        yield
+        return
+    with device(number):
+        yield
 
 
 MOST_BLOCKS = 2**31 - 1
@@ -328,10 +437,10 @@ def launch(
         return
     values = [x for t in tensors for x in (t.address, *t.strides)] + [*scalars, *extents]
     kinds = tuple(ctypes.c_void_p if p.startswith("*") else CTYPES[p] for p in kernel.parameters)
-    function = _function(kernel.cubin, kernel.name, kernel.dynamic_shared_bytes)
+    handle = function(kernel.cubin, kernel.name, kernel.dynamic_shared_bytes)
     _checked(
         _driver().cuLaunchKernel(
-            function,
+            handle,
             blocks,
             1,
             1,
@@ -361,12 +470,13 @@ def run_module(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Run every program of a module on the device on copies of NumPy arrays; outputs and inouts by name.
 
-    `kernels` in the order of the module's programs, as `assemble` gives them.
+    `kernels` by name, as `assemble` gives them. Copies are packed and aligned, so sizes alone choose the variant.
     """
     extents = bind_extents(module, tensors, scalars)
     names = {**scalars, **extents}
     with device(), _Copies() as copies:
-        for program, kernel in zip(module.programs, kernels.values(), strict=True):
+        for program in module.programs:
+            kernel = _chosen(kernels, program.name, extents)
             given = [
                 copies.tensor(p, tensors, tuple(integer(x, names) for x in p.shape)) for p in program.params
             ]
@@ -380,6 +490,12 @@ def run_module(
         scratch = {p.name for p in module.scratch}
         written = {p.name for q in module.programs for p in q.params if p.mode != "in"} - scratch
         return {name: copies.back(name) for name in written}
+
+
+def _chosen(kernels: Mapping[str, Assembled], program: str, extents: Mapping[str, int]) -> Assembled:
+    """The first kernel of a program that the sizes allow."""
+    able = (k for k in kernels.values() if k.program == program)
+    return next(k for k in able if all(extents[e] % n == 0 for e, n in k.multiples.items()))
 
 
 class _Copies:

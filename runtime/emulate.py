@@ -46,21 +46,26 @@ def run_module(
     tensors: Mapping[str, Array],
     scalars: Mapping[str, int | float | bool],
     blocks: int | None = None,
+    preferred: bool = True,
 ) -> dict[str, Array]:
-    """Run every kernel of a generated source in the module's order; outputs and inouts by name, inputs unchanged.
+    """Run every program of a module by the kernels of its generated source; outputs and inouts by name, inputs unchanged.
 
-    `blocks`: how many blocks share the tasks; one for each task if None. Raises `KernelFault`.
+    `blocks`: how many blocks share the tasks; one for each task if None. Of a program's variants the first that sizes and
+    strides allow runs, without `preferred` the last, which serves all. Raises `KernelFault`.
     """
     kernels = load(source)
     extents = bind_extents(module, tensors, scalars)
     names = {**scalars, **extents}
     memory: dict[str, Array] = {}
-    for program, kernel in zip(module.programs, kernels.values(), strict=True):
-        arguments: list[Any] = []
+    for program in module.programs:
         for p in program.params:
             if p.name not in memory:
                 shape = tuple(integer(x, names) for x in p.shape)
                 memory[p.name] = memory_for(p.dtype, tensors.get(p.name), shape)
+        able = [k for k in kernels.values() if k.program == program.name]
+        kernel = next(k for k in able if k.fits(extents, memory)) if preferred else able[-1]
+        arguments: list[Any] = []
+        for p in program.params:
             tensor = Tensor(p.name, memory[p.name], kernel.state)
             arguments += [tensor, *tensor.strides]
         arguments += [_scalar(s.dtype, scalars[s.name]) for s in program.scalars]
@@ -84,6 +89,14 @@ class Kernel:
     state: State
     threads: int
     tasks: Callable[..., int]
+    program: str
+    multiples: Mapping[str, int]
+    wide: Sequence[str]
+
+    def fits(self, extents: Mapping[str, int], memory: Mapping[str, Array]) -> bool:
+        """May the kernel run on these sizes and strides?"""
+        divisible = all(extents[e] % n == 0 for e, n in self.multiples.items())
+        return divisible and all(_is_wide(memory[t]) for t in self.wide)
 
     def run(self, arguments: Sequence[Any], blocks: int) -> None:
         """Run the blocks one after another."""
@@ -101,9 +114,17 @@ def load(source: str) -> dict[str, Kernel]:
     names: dict[str, Any] = {**FUNCTIONS, **cuda.pointers(), "cuda": cuda}
     exec(compile(ast.fix_missing_locations(tree), "<emulated>", "exec"), names)
     return {
-        name: Kernel(name, names[name], state, launch["threads"], launch["tasks"])
+        name: Kernel(
+            name, names[name], state, launch["threads"], launch["tasks"], launch.get("program", name),
+            launch.get("multiples", {}), launch.get("wide", ()),
+        )
         for name, launch in names["LAUNCHES"].items()
-    }
+    }  # fmt: skip
+
+
+def _is_wide(x: Array) -> bool:
+    *outer, last = x.strides
+    return last == x.itemsize and all(s % 16 == 0 for s in outer)
 
 
 class _Rewrite(ast.NodeTransformer):
@@ -136,9 +157,21 @@ class _Rewrite(ast.NodeTransformer):
             case "cuda.shared.array" | "cuda.local.array":
                 node.keywords.append(ast.keyword("line", ast.Constant(node.lineno)))
                 return node
+            case name if name.startswith("ldmatrix_"):
+                node.args = [*node.args[:2], self.event("rows", node, ast.Tuple(node.args[2:], ast.Load()))]
+                return node
+            case name if name.startswith("mma_"):
+                words = ast.Tuple([ast.Constant(name[4:]), *node.args[4:]], ast.Load())
+                node.args = [*node.args[:4], self.event("product", node, words)]
+                return node
             case _:
                 return node
         return ast.Yield(ast.Tuple(event, ast.Load()))
+
+    def event(self, kind: str, node: ast.Call, value: ast.expr) -> ast.expr:
+        """Where a warp meets: each lane gives a value and gets its answer."""
+        parts: list[ast.expr] = [ast.Constant(kind), ast.Constant(node.lineno), value, ast.Constant(0)]
+        return ast.Yield(ast.Tuple(parts, ast.Load()))
 
 
 # ---------------------------------------------------------------- a block and its threads
@@ -154,9 +187,15 @@ class State:
     thread: int = 0
     epoch: int = 0
     shared: dict[int, Shared] = field(default_factory=dict)
+    copies: dict[int, list[list[Callable[[], None]]]] = field(default_factory=dict)
+
+    def copying(self) -> list[list[Callable[[], None]]]:
+        """The running thread's groups of copies under way, the last still open."""
+        return self.copies.setdefault(self.thread, [[]])
 
     def enter(self, kernel: str, block: int, blocks: int) -> None:
         self.kernel, self.block, self.blocks, self.epoch, self.shared = kernel, block, blocks, 0, {}
+        self.copies = {}
 
     def fault(self, what: str) -> KernelFault:
         return KernelFault(f"{self.kernel}, block {self.block}, thread {self.thread}: {what}")
@@ -193,7 +232,12 @@ class _Block:
             if first[0] == "barrier":
                 return first[1]
             values = {t: e[2] for t, e in events.items() if e}
-            answers = {t: values[t ^ int(e[3])] for t, e in events.items() if e}
+            if first[0] == "shuffle":
+                answers = {t: values[t ^ int(e[3])] for t, e in events.items() if e}
+            else:
+                of_lanes = [values[t] for t in warp]
+                found = _product(of_lanes) if first[0] == "product" else [of_lanes] * len(warp)
+                answers = dict(zip(warp, found, strict=True))
 
     def advance(self, thread: int, answer: Any) -> tuple[str, int, Any, int] | None:
         self.state.thread = thread
@@ -215,6 +259,29 @@ class _Block:
         raise KernelFault(
             f"{self.state.kernel}, block {self.state.block}: not all threads reach a {what}: {told}"
         )
+
+
+def _product(lanes: Sequence[tuple[str, Any, int, Any, int]]) -> list[Array]:
+    """mma.sync.m16n8k16: from each lane's six registers the four sums that it gets (PTX ISA 9.0, 9.7.14.5.14)."""
+    kind = lanes[0][0]
+    a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+    for lane, (_, words, at, others, its) in enumerate(lanes):
+        group, pair = lane >> 2, 2 * (lane & 3)
+        for n in range(4):
+            a[group + 8 * (n & 1), pair + 8 * (n >> 1) :][:2] = _halves(words[at + n], kind)
+        for n in range(2):
+            b[pair + 8 * n :, group][:2] = _halves(others[its + n], kind)
+    sums = a @ b
+    return [
+        np.array([sums[(lane >> 2) + 8 * h, 2 * (lane & 3) + p] for h in (0, 1) for p in (0, 1)])
+        for lane in range(len(lanes))
+    ]
+
+
+def _halves(word: int, kind: str) -> tuple[Any, Any]:
+    """The two 16-bit floats of a register, the lower half first."""
+    convert = FUNCTIONS[f"f32_from_{kind}"]
+    return convert(int(word) & 0xFFFF), convert(int(word) >> 16 & 0xFFFF)
 
 
 # ---------------------------------------------------------------- memory
@@ -260,6 +327,10 @@ class Shared:
                 raise self.race(at, "written", word, other)
         root.writes[at] = (now, me)
         root.values[at] = self.cast(value)
+
+    def reserve(self, index: int) -> None:
+        """An element that a copy under way will write: until it is waited for it holds poison."""
+        self[index] = _poison(self.cast)
 
     def race(self, at: int, mine: str, theirs: str, other: int) -> KernelFault:
         who = "several threads" if other == MANY else f"thread {other}"
@@ -350,7 +421,7 @@ class _Cuda:
         self.state = state
         self.shared, self.local = _Arrays(self.shared_array), _Arrays(self.local_array)
 
-    def shared_array(self, size: int, cast: Callable[[Any], Any], line: int) -> Shared:
+    def shared_array(self, size: int, cast: Callable[[Any], Any], line: int, alignment: int = 1) -> Shared:
         """One array for a block, whichever thread asks first; size 0 is the dynamic one, as large as it is used."""
         return self.state.shared.setdefault(line, Shared(self.state, size or 1 << 30, cast))
 
@@ -362,8 +433,18 @@ class _Cuda:
         made: dict[str, Callable[..., Any]] = {}
         for name in ("f64", "f32", "i64", "i32"):
             made[f"registers_{name}"] = partial(Local, self.state, cast=FUNCTIONS[name])
+        made |= {"commit_copies": lambda: self.state.copying().append([])}
+        made |= {f"wait_copies{n}": partial(self.wait, n) for n in range(4)}
+        for name in ("f64", "f32", "i64", "i32", "u16"):
             made[f"view_{name}"] = lambda array, start, stop: array[start:stop]
         return made
+
+    def wait(self, most: int) -> None:
+        """Let at most that many committed groups of copies stay under way."""
+        groups = self.state.copying()
+        while len(groups) - 1 > most:
+            for land in groups.pop(0):
+                land()
 
     @property
     def threadIdx(self) -> _Number:
@@ -455,13 +536,92 @@ def _floating(kind: Any) -> dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
+def _loading(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], None]:
+    """`width` bytes of a tensor into a thread's registers."""
+
+    def load(tensor: Tensor, offset: int, registers: Local, at: int) -> None:
+        if offset * dtype.bytes % width:
+            raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes")
+        for i in range(width // dtype.bytes):
+            value = tensor[offset + i]
+            registers[at + i] = FUNCTIONS[f"f32_from_{dtype}"](value) if dtype in SIXTEEN else value
+
+    return load
+
+
+def _storing(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], None]:
+    """The same the other way."""
+
+    def store(tensor: Tensor, offset: int, registers: Local, at: int) -> None:
+        if offset * dtype.bytes % width:
+            raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes")
+        for i in range(width // dtype.bytes):
+            value = registers[at + i]
+            tensor[offset + i] = FUNCTIONS[f"{dtype}_from_f32"](value) if dtype in SIXTEEN else value
+
+    return store
+
+
+def _copy16(shared: Shared, at: int, tensor: Tensor, offset: int, exists: Any) -> None:
+    """Eight 16-bit elements, which land when they are waited for."""
+    if exists and offset % 8:
+        raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to 16 bytes")
+    values = [tensor[offset + i] if exists else 0 for i in range(8)]
+    for i in range(8):
+        shared.reserve(at + i)
+
+    def land() -> None:
+        for i in range(8):
+            shared[at + i] = values[i]
+
+    tensor.state.copying()[-1].append(land)
+
+
+def _matrices(turned: bool) -> Callable[[Local, int, list[tuple[Shared, int]]], None]:
+    """ldmatrix.x4: lane n gives row n % 8 of matrix n / 8, and gets elements 2 (n % 4) and the next of row n / 4 of each."""
+
+    def fetch(part: Local, at: int, rows: list[tuple[Shared, int]]) -> None:
+        lane = part.state.thread % WARP
+        for matrix in range(4):
+            word = 0
+            for half in (0, 1):
+                row, column = lane >> 2, 2 * (lane & 3) + half
+                if turned:
+                    row, column = column, row
+                shared, start = rows[8 * matrix + row]
+                word |= (int(shared[start + column]) & 0xFFFF) << 16 * half
+            part[at + matrix] = word
+
+    return fetch
+
+
+def _add_product(sums: Local, at: int, row: int, column: int, found: Array) -> None:
+    for n, spot in enumerate((at, at + column, at + row, at + row + column)):
+        sums[spot] = np.float32(sums[spot] + found[n])
+
+
+def _pack(dtype: DType) -> Callable[[Any, Any], int]:
+    return lambda low, high: FUNCTIONS[f"{dtype}_from_f32"](low) | FUNCTIONS[f"{dtype}_from_f32"](high) << 16
+
+
+SIXTEEN = (DType.F16, DType.BF16)
+MOVED = [t for t in DType if t is not DType.BOOL]
+WIDTHS = (4, 8, 16)
 FUNCTIONS: dict[str, Any] = {
+    **{f"load{w}_{t}": _loading(t, w) for t in MOVED for w in WIDTHS},
+    **{f"store{w}_{t}": _storing(t, w) for t in MOVED for w in WIDTHS},
+    **{f"copy16_{t}": _copy16 for t in SIXTEEN},
+    **{f"ldmatrix_{t}": _matrices(False) for t in SIXTEEN},
+    **{f"ldmatrix_turned_{t}": _matrices(True) for t in SIXTEEN},
+    **{f"mma_{t}": _add_product for t in SIXTEEN},
+    **{f"pack_{t}": _pack(t) for t in SIXTEEN},
     **{f"{name}_f32": f for name, f in _floating(np.float32).items()},
     **{f"{name}_f64": f for name, f in _floating(np.float64).items()},
     **_sixteen(DType.F16),
     **_sixteen(DType.BF16),
     **{f"i{bits}_from_f{n}": _whole(bits) for bits in (32, 64) for n in (32, 64)},
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
+    "quotient_f32": lambda a, b: np.float32(a) / np.float32(b), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
     "floordiv_i64": lambda a, b: a // b if b else 0,
     "mod_i64": lambda a, b: a % b if b else 0,
     "beats_max_i64": _place_wins(lambda a, b: a > b),

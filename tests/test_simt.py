@@ -45,9 +45,11 @@ def mismatch(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any], tolerance: f
 def test_emulated_source_gives_the_interpreters_values(case: Any) -> None:
     module, inputs = parse_module(case.text), case.inputs()
     want = tile.run_module(module, inputs, case.scalars)
-    got = emulate.run_module(module, generate(module, SM_80), inputs, case.scalars)
+    source = generate(module, SM_80)
     assert want
-    assert {k: mismatch(got[k], want[k], case.tolerance) for k in want} == dict.fromkeys(want, "")
+    for preferred in (True, False) if "_any(" in source else (True,):
+        got = emulate.run_module(module, source, inputs, case.scalars, preferred=preferred)
+        assert {k: mismatch(got[k], want[k], case.tolerance) for k in want} == dict.fromkeys(want, "")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,9 @@ def test_every_barrier_taken_away_is_a_race(name: str) -> None:
     assert len(sites) >= 2
     for site in sites:
         with pytest.raises(emulate.KernelFault, match="no barrier between"):
-            emulate.run_module(module, without_line(source, site), case.inputs(), case.scalars, blocks=1)
+            for preferred in (True, False):
+                cut = without_line(source, site)
+                emulate.run_module(module, cut, case.inputs(), case.scalars, blocks=1, preferred=preferred)
 
 
 def faulty(body: str, arguments: list[Any], threads: int = 64) -> str:

@@ -16,18 +16,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """An axis of `tile` positions dealt to 2**bits threads, told apart by the bits of the thread number from `low` on.
+    """An axis of `tile` positions dealt in runs of `run` to 2**(bits + upper_bits) threads, told apart by the bits of the
+    thread number from `low` on and, above these in their order, from `upper_low` on.
 
-    The thread with those bits = c holds positions c + i * 2**bits for i < count. bits = 0: every thread holds all.
+    The thread with those bits = c holds positions c * run + i % run + i // run * run * step for i < count. No bits: every
+    thread holds all. A run longer than 1 needs a tile of whole rounds of runs.
     """
 
     tile: int
     low: int = 0
     bits: int = 0
+    run: int = 1
+    upper_low: int = 0
+    upper_bits: int = 0
 
     @property
     def step(self) -> int:
-        return 1 << self.bits
+        """How many threads the axis is dealt to."""
+        return 1 << (self.bits + self.upper_bits)
 
     @property
     def count(self) -> int:
@@ -41,7 +47,7 @@ class Spread:
     @property
     def mask(self) -> int:
         """The bits of the thread number that tell its holders apart."""
-        return (self.step - 1) << self.low
+        return ((1 << self.bits) - 1) << self.low | ((1 << self.upper_bits) - 1) << self.upper_low
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class Deal:
     column_bits: int
     tiles: dict[str, int]
     rows: frozenset[str]
+    run: int = 1
+    """Neighbouring columns of one thread: what it moves at once."""
 
     @property
     def threads(self) -> int:
@@ -99,7 +107,12 @@ class Deal:
         return Spread(self.tiles[axis], self.column_bits, bits_for(self.tiles[axis], self.row_bits))
 
     def _column(self, axis: str) -> Spread:
-        return Spread(self.tiles[axis], 0, bits_for(self.tiles[axis], self.column_bits))
+        tile, run = self.tiles[axis], self.run
+        if run == 1:
+            return Spread(tile, 0, bits_for(tile, self.column_bits))
+        bits = min(self.column_bits, max(0, (tile // run).bit_length() - 1))
+        whole = tile % (run << bits) == 0
+        return Spread(tile, 0, bits, run) if whole else Spread(tile, 0, bits_for(tile, self.column_bits))
 
     def layout(self, axes: tuple[str, ...]) -> Layout:
         """The layout of every tile over these axes."""
@@ -119,6 +132,10 @@ class Deal:
         if not columns:
             return rows[0], rows[-1] if len(rows) > 1 else ""
         return rows[0], columns[-1]
+
+    def alone(self, axis: str) -> Spread:
+        """How a tile over this axis alone is dealt."""
+        return self.layout((axis,)).spread(axis)
 
     def copying(self, axes: tuple[str, ...]) -> Layout:
         """A layout for moving a tile from memory: neighbouring threads along the last axis, all threads used."""
@@ -144,18 +161,52 @@ VALUES_PER_THREAD = (
 LARGEST_BLOCK_BITS, SMALLEST_BLOCK_BITS = 8, 7  # 256 and 128 threads
 
 
-def deal(demands: Iterable[Demand], tiles: dict[str, int]) -> Deal:
+@dataclass(frozen=True)
+class FragmentDeal(Deal):
+    """Tiles lie as the matrix units hold their results (PTX ISA 9.7.14.5, m16n8k16): 8 rows over the lanes, 2 neighbouring
+    columns a lane, then over 2**row_warps x 2**column_warps warps, then over a thread's registers."""
+
+    row_warps: int = 0
+    column_warps: int = 0
+
+    def _row(self, axis: str) -> Spread:
+        tile, bits = self.tiles[axis], 3 + self.row_warps
+        return Spread(tile, 2, bits) if tile >= 1 << bits else Spread(tile, 2, bits_for(tile, bits))
+
+    def _column(self, axis: str) -> Spread:
+        tile, warps = self.tiles[axis], self.column_warps
+        if tile % (8 << warps):
+            return Spread(tile, 0, bits_for(tile, 2))
+        return Spread(tile, 0, 2, 2, LANE_BITS + self.row_warps, warps)
+
+
+LANE_BITS = 5
+
+
+def deal(demands: Iterable[Demand], tiles: dict[str, int], run: int = 1) -> Deal:
     """Sides for all axes, products first, and the thread grid that suits the first two-axis tile."""
     wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
     if not wide:
         largest = max(tiles.values(), default=1)
         bits = LARGEST_BLOCK_BITS if largest >= 8 << LARGEST_BLOCK_BITS else SMALLEST_BLOCK_BITS
-        return Deal(0, bits, tiles, frozenset())
-    sides: dict[str, bool] = {}
-    for demand in wide:
-        _choose_sides(demand.axes, sides)
+        return Deal(0, bits, tiles, frozenset(), run)
     row_bits, column_bits = _grid(wide[0], tiles)
-    return Deal(row_bits, column_bits, tiles, frozenset(a for a, is_row in sides.items() if is_row))
+    return Deal(row_bits, column_bits, tiles, _row_axes(wide), run)
+
+
+def fragment_deal(demands: Iterable[Demand], tiles: dict[str, int], row_warps: int, column_warps: int) -> FragmentDeal:
+    """The same sides, laid over warps as matrix units need it."""
+    wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
+    return FragmentDeal(
+        3 + row_warps, 2 + column_warps, tiles, _row_axes(wide), 2, row_warps=row_warps, column_warps=column_warps
+    )
+
+
+def _row_axes(demands: list[Demand]) -> frozenset[str]:
+    sides: dict[str, bool] = {}
+    for demand in demands:
+        _choose_sides(demand.axes, sides)
+    return frozenset(a for a, is_row in sides.items() if is_row)
 
 
 def _size(d: Demand, tiles: dict[str, int]) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...dsl.types import DType
 
-ALIGN = 4  # buffers start at multiples of 4 elements: 16 bytes for f32
+ALIGN = 8  # buffers start at multiples of 8 elements: 16 bytes for 16-bit floats
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ..tile_ir import (
     Const,
     Dot,
     Expr,
+    ExtentRef,
     For,
     Grid,
     Let,
@@ -61,7 +62,7 @@ from .scalar_cuda import (
     stored,
 )
 from .shared_memory import Buffer, SharedMemory
-from .simt_elements import Elements
+from .simt_elements import NARROW, Elements, Wide
 from .simt_reduction import Reduction
 from .simt_source import (
     NOWHERE,
@@ -69,9 +70,10 @@ from .simt_source import (
     Registers,
     Staged,
     Value,
+    arena_bytes,
     arena_part,
+    arena_type,
     held,
-    held_bytes,
     joined,
     local_array,
     plain,
@@ -94,11 +96,13 @@ MOST_VALUES = 128  # elements of one tile a thread may hold in registers
 
 def generate(module: TileModule, target: CudaTarget) -> str:
     """The source of a module's kernels for a target. Raises `TileError` where a tile does not fit, naming the tile."""
-    kernels = [Kernel(p, target) for p in module.programs]
+    from . import mma  # which builds on this module
+
+    kernels = [k for p in module.programs for k in (mma.variants if p.tier == "mma" else variants)(p, target)]
     bodies = ["\n".join(k.lines()) for k in kernels]
     ours = sorted(set[str]().union(*(intrinsics_in(b) for b in bodies)))
     head = [
-        f'"""{plain(module.name)}: made by tileloom for {target.name}, tier simt."""',
+        f'"""{plain(module.name)}: made by tileloom for {target.name}."""',
         "",
         "from tileloom.runtime.cuda import ALL_LANES, boolean, cuda, f32, f64, i8, i16, i32, i64, inf, nan, u8, u16",
     ]
@@ -107,6 +111,34 @@ def generate(module: TileModule, target: CudaTarget) -> str:
         head.append(f"from tileloom.runtime.intrinsics.ptx import {imported}")
     launches = ["LAUNCHES = {", *(f"    {k.launch()}," for k in kernels), "}"]
     return "\n".join([*head, "", "", *("\n\n\n".join(bodies).split("\n")), "", "", *launches, ""])
+
+
+def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
+    """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment."""
+    plain = Kernel(program, target)
+    wide = wide_assumption(plain)
+    if wide is None:
+        return [plain]
+    preferred = Kernel(program, target, wide)
+    return [preferred, Kernel(program, target, suffix="any")] if preferred.wide_tensors else [plain]
+
+
+def wide_assumption(plain: Kernel) -> Wide | None:
+    """What a variant that moves 16 bytes at a time takes for granted; None where nothing is moved that way."""
+    every = [x for s in statements(plain.program.body) for e in expressions(s) for x in subexpressions(e)]
+    moved = [(x.tensor, x.subscripts) for x in every if isinstance(x, Load)]
+    moved += [(s.tensor, s.subscripts) for s in statements(plain.program.body) if isinstance(s, Store)]
+    rows = [(plain.program.param(t), s[-1].axis) for t, s in moved if s and isinstance(s[-1], AxisIndex)]
+    rows = [(p, a) for p, a in rows if a in plain.tiles and a not in plain.deal.rows]
+    if not rows or any(c.kind == "dot" for c in plain.contexts):
+        return None
+    run = max(16 // p.dtype.bytes for p, _ in rows)
+    run = min(run, MOST_RUN)
+    extents = [plain.axes[a].extent for _, a in rows]
+    return Wide(run, tuple({x.name: run for x in extents if isinstance(x, ExtentRef) and x.name not in plain.statics}.items()))
+
+
+MOST_RUN = 8
 
 
 def _lacks(target: CudaTarget, intrinsic: str) -> bool:
@@ -119,8 +151,12 @@ def _lacks(target: CudaTarget, intrinsic: str) -> bool:
 class Kernel(Elements):
     """Emits one program. Statements are visited once, in order; what is known about memory goes along."""
 
-    def __init__(self, program: TileProgram, target: CudaTarget) -> None:
-        super().__init__(program, target)
+    tier = "simt"
+
+    def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW, suffix: str = "") -> None:
+        super().__init__(program, target, wide)
+        if suffix:
+            self.name = self.names.fresh(f"{self.name}_{suffix}")
         self.memory = SharedMemory()
         self.transient: list[Buffer] = []
         self.temporaries = 0
@@ -202,11 +238,11 @@ class Kernel(Elements):
         return f"tile {', '.join(halves)}"
 
     def shared_bytes(self) -> int:
-        return sum(n * held_bytes(t) for t, n in self.memory.arenas().items())
+        return sum(n * arena_bytes(t) for t, n in self.memory.arenas().items())
 
     def dynamic(self) -> DType | None:
         """The arena that has to be dynamic because all together exceed what a launch gets without asking."""
-        sizes = {t: n * held_bytes(t) for t, n in self.memory.arenas().items()}
+        sizes = {t: n * arena_bytes(t) for t, n in self.memory.arenas().items()}
         return (
             None
             if sum(sizes.values()) <= self.target.static_shared_bytes
@@ -216,11 +252,16 @@ class Kernel(Elements):
     def launch(self) -> str:
         """The entry of `LAUNCHES`."""
         arena = self.dynamic()
-        dynamic = 0 if arena is None else self.memory.arenas()[arena] * held_bytes(arena)
+        dynamic = 0 if arena is None else self.memory.arenas()[arena] * arena_bytes(arena)
         count = self._task_count()
+        told = f', "program": {self.program.name!r}' if self.name != self.program.name else ""
+        if self.wide.multiples:
+            told += f', "multiples": {dict(self.wide.multiples)!r}'
+        if self.wide_tensors:
+            told += f', "wide": {list(self.wide_tensors)!r}'
         return (
             f'"{self.name}": {{"threads": {self.deal.threads}, "shared_bytes": {dynamic}, '
-            f'"tasks": lambda {", ".join(self.extents.values())}: {count}}}'
+            f'"tasks": lambda {", ".join(self.extents.values())}: {count}{told}}}'
         )
 
     def _task_count(self) -> str:
@@ -245,12 +286,16 @@ class Kernel(Elements):
         head.append("):")
         body = [f"    {c}" for c in self._comments()]
         body.append("    thread = i64(cuda.threadIdx.x)")
-        for (low, bits), name in self.coordinates.items():
-            shifted = f"(thread >> {low})" if low else "thread"
-            body.append(f"    {name} = {shifted} & {(1 << bits) - 1}")
+        for (low, bits, upper_low, upper_bits), name in self.coordinates.items():
+            text = _bits(low, bits)
+            if upper_bits:
+                text = f"({text}) + ({_bits(upper_low, upper_bits)}) * {1 << bits}"
+            body.append(f"    {name} = {text}")
         for dtype, size in arenas.items():
+            aligned = ", alignment=16" if dtype in (DType.F16, DType.BF16) else ""
+            kind = arena_type(dtype)
             body.append(
-                f"    shared_{dtype} = cuda.shared.array({0 if dtype is dynamic else size}, {held(dtype)})"
+                f"    shared_{dtype} = cuda.shared.array({0 if dtype is dynamic else size}, {kind}{aligned})"
             )
         for b in self.memory.all_buffers:
             body.append(f"    {b.name} = {arena_part(b)}")
@@ -267,7 +312,7 @@ class Kernel(Elements):
 
     def _comments(self) -> Iterator[str]:
         d = self.deal
-        yield f"# {d.threads} threads: {1 << d.row_bits} rows of {1 << d.column_bits}"
+        yield f"# tier {self.tier}, {d.threads} threads: {1 << d.row_bits} rows of {1 << d.column_bits}"
         for axis, tile in self.tiles.items():
             side = "thread rows" if axis in d.rows else "thread columns"
             whole = "in one piece" if axis in self._whole() else f"by {tile}"
@@ -310,6 +355,7 @@ class Kernel(Elements):
         for b in self.transient:
             self.memory.free(b)
         self.transient = []
+        self.ahead = {}
         for name, value in self.values.items():
             if value.staged is not None and value.staged.buffer not in self.memory.live:
                 self.values[name] = replace(value, staged=None)
@@ -465,6 +511,11 @@ class Kernel(Elements):
             del self.live[a.name]
 
     def loop(self, s: For) -> None:
+        self.start_carries(s)
+        with self.visiting(s.axis, s.reverse), self.whole_tiles(s):
+            self.loop_body(s)
+
+    def start_carries(self, s: For) -> None:
         for c in s.carries:
             init = c.init
             if not c.type.axes:
@@ -475,8 +526,14 @@ class Kernel(Elements):
                 self.compute(registers, c.type.dtype, init)
                 self.bind(c.name, Value(c.type, registers=registers))
             self.release()
-        with self.visiting(s.axis, s.reverse):
-            self.loop_body(s)
+
+    @contextmanager
+    def whole_tiles(self, s: For) -> Iterator[None]:
+        """In a loop over full tiles every lane exists."""
+        is_full = any(a.name == "full" for a in s.attributes)
+        self.full |= {s.axis.name} if is_full else set()
+        yield
+        self.full -= {s.axis.name}
 
     def loop_body(self, s: For) -> None:
         """The body with its yields in one scope."""
@@ -581,9 +638,8 @@ class Kernel(Elements):
                     code.dtype,
                     False,
                 )
-            self.guarded(
-                self.owners(layout) + self.inside(at, layout.axes), f"{self.spot(staged, at)} = {code.text}"
-            )
+            text = stored(code, t.dtype) if staged.buffer.dtype in (DType.F16, DType.BF16) else code.text
+            self.guarded(self.owners(layout) + self.inside(at, layout.axes), f"{self.spot(staged, at)} = {text}")
         return staged
 
     def place(self, name: str, t: TileType) -> Staged:
@@ -621,6 +677,10 @@ class Kernel(Elements):
         for x in dict.fromkeys(x.tensor for x in leaves(e) if isinstance(x, Load)):
             if x in self.shared_tensors:
                 self.note(self.memory.read(x))
+        if self.wide.run > 1:
+            for load in dict.fromkeys(x for x in leaves(e) if isinstance(x, Load)):
+                if load.tensor not in self.shared_tensors:
+                    self.load_ahead(load, layout)
 
     def materialise(self, e: Expr) -> Expr:
         """The expression with its dots and reductions computed and named, and what is the same for all lanes too."""
@@ -750,6 +810,8 @@ class Kernel(Elements):
         if s.tensor in self.shared_tensors:
             self.note(self.memory.write(s.tensor))
         param = self.program.param(s.tensor)
+        if self._store_runs(s, layout, subscripts, value):
+            return
         for at in self.nest(layout, [*subscripts, value], exists=axes):
             where = [convert(self.cut(self.emit(x, at)), DType.I64) for x in subscripts]
             conditions = (
@@ -759,6 +821,38 @@ class Kernel(Elements):
             )
             code = self.emit(value, at)
             self.guarded(conditions, self.write(s, param, self.offset(param, where), code))
+
+    def _store_runs(self, s: Store, layout: Layout, subscripts: tuple[Expr, ...], value: Expr) -> bool:
+        """Store a run at a time where the variant may; says whether it did."""
+        param = self.program.param(s.tensor)
+        axis = self.runs_along(s.tensor, s.subscripts, layout) if self.wide.run > 1 and s.mode == "set" else None
+        bounded = [a for a in layout.axes if self.live[a].hi is not None or self.live[a].lo is not None]
+        plain = all(self.covers(x, n) or not self.facts.type_of(x, self.types).axes for x, n in zip(s.subscripts, param.shape, strict=True))
+        if axis is None or bounded or not plain or (param.dtype is DType.BF16 and not self.target.has_bf16_convert):
+            return False
+        registers = self.registers(f"{s.tensor}_out", TileType(param.dtype, layout.axes), layout)
+        self.map(registers, param.dtype, value)
+        self.wide_tensors[s.tensor] = None
+        run, width = layout.spread(axis).run, min(16, layout.spread(axis).run * param.dtype.bytes)
+        depth = self.text.depth
+        at = self.open(layout, [*subscripts], set(layout.axes), NOWHERE, axis)
+        where = [convert(self.cut(self.emit(x, at)), DType.I64) for x in subscripts]
+        offset = self.cut(Code(self.offset(param, where, packed=True), DType.I64), 0).text
+        first = self.cut(Code(at.element(layout), DType.I64), 0).text
+        conditions = (
+            self.owners(layout)
+            + self.conditions(at, layout.axes)
+            + self.within(param, s.subscripts, where, [True] * len(where))
+        )
+        self.guarded(
+            conditions,
+            *(
+                f"store{width}_{param.dtype}({self.tensors[s.tensor]}, {offset} + {i}, {registers.array}, {first} + {i})"
+                for i in range(0, run, width // param.dtype.bytes)
+            ),
+        )
+        self.text.depth = depth
+        return True
 
     def write(self, s: Store, param: Param, offset: str, code: Code) -> str:
         """The assignment, or an addition: atomic where two lanes or two tasks may meet in one element."""
@@ -786,6 +880,11 @@ class Kernel(Elements):
         bare = {x.axis for x in s.subscripts if isinstance(x, AxisIndex)}
         axes = self.facts.type_of(s.value, self.types).axes
         return {a for a in self.live if a not in self._whole()} | set(axes) <= bare
+
+
+def _bits(low: int, count: int) -> str:
+    """Some bits of the thread's number."""
+    return f"{f'(thread >> {low})' if low else 'thread'} & {(1 << count) - 1}"
 
 
 def _visited(a: LoopAxis, first: str, end: str, reverse: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import refuse
 from ...dsl.types import DType
@@ -27,7 +27,7 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
-from .deal import Demand, Layout, Spread, deal
+from .deal import Deal, Demand, Layout, Spread, deal
 from .scalar_cuda import (
     Code,
     cast,
@@ -41,12 +41,14 @@ from .simt_source import (
     AxisNames,
     Names,
     Point,
+    Registers,
     Staged,
     Text,
     Value,
     grouped,
     holding,
     joined,
+    local_array,
     staged_home,
     starts_late,
 )
@@ -79,11 +81,27 @@ WORK = {
 }
 
 
+@dataclass(frozen=True)
+class Wide:
+    """What a variant of a kernel takes for granted: each extent of `multiples` is a multiple of that number, and the last
+    axis of every tensor whose rows are moved in `run` elements at once is packed and aligned. run = 1: nothing is."""
+
+    run: int = 1
+    multiples: tuple[tuple[str, int], ...] = ()
+
+    def divides(self, extent: Expr, size: int) -> bool:
+        """Is an extent known to be a multiple of `size`?"""
+        return isinstance(extent, ExtentRef) and dict(self.multiples).get(extent.name, 1) % size == 0
+
+
+NARROW = Wide()
+
+
 class Elements:
     """A program's tensors, axes and values by their names in the source, and the code for one element of a tile."""
 
-    def __init__(self, program: TileProgram, target: CudaTarget) -> None:
-        self.program, self.target = program, target
+    def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW) -> None:
+        self.program, self.target, self.wide = program, target, wide
         self.statics = dict(program.statics)
         self.axes = tile_axes(program, self.statics)
         self._check_one_size()
@@ -92,7 +110,11 @@ class Elements:
             {p.name: p.dtype for p in program.params}, {s.name: s.dtype for s in program.scalars}, self.tiles
         )
         self.contexts = list(contexts(program, self.facts))
-        self.deal = deal((Demand(c.kind, c.axes) for c in self.contexts if c.kind != "operand"), self.tiles)
+        self.deal = self.dealt([Demand(c.kind, c.axes) for c in self.contexts if c.kind != "operand"])
+        self.rounds = all(p.dtype in (DType.F16, DType.BF16) for p in program.params if p.mode != "in")
+        self.full: set[str] = set()  # axes of open loops that visit whole tiles only
+        self.wide_tensors: dict[str, None] = {}
+        self.ahead: dict[Load, Registers] = {}  # loads already in registers
         self.text, self.names = Text(), Names()
         self.live: dict[str, LoopAxis] = {w.name: self.axes[w.name] for w in program.whole}
         self.values: dict[str, Value] = {}
@@ -100,8 +122,11 @@ class Elements:
         self.from_tensors = {
             c.name for s in statements(program.body) if isinstance(s, For) for c in s.carries
         }
-        self.coordinates: dict[tuple[int, int], str] = {}
+        self.coordinates: dict[tuple[int, int, int, int], str] = {}
         self._give_names()
+
+    def dealt(self, demands: list[Demand]) -> Deal:
+        return deal(demands, self.tiles, self.wide.run)
 
     def _give_names(self) -> None:
         """Parameters first, so that these keep their names."""
@@ -172,18 +197,22 @@ class Elements:
             work //= spread.count
         yield from copies
 
-    def open(self, layout: Layout, exprs: list[Expr], exists: set[str], outer: Point) -> Point:
-        """Open the loops of a layout, with the index and existence of each axis that the expressions need."""
+    def open(
+        self, layout: Layout, exprs: list[Expr], exists: set[str], outer: Point, by_run: str | None = None
+    ) -> Point:
+        """Open the loops of a layout, with the index and existence of each axis that the expressions need; along the axis
+        `by_run` once for each run."""
         indexed, loaded_over = self._axes_needed(exprs)
         counters = dict(outer.counters)
         for axis, spread in zip(layout.axes, layout.spreads, strict=True):
+            count = spread.count // (spread.run if axis == by_run else 1)
             if axis not in counters:
-                counters[axis] = self.axis_names[axis].counter if spread.count > 1 else "0"
-                if spread.count > 1:
-                    self.text.line(f"for {counters[axis]} in range({spread.count}):")
+                counters[axis] = self.axis_names[axis].counter if count > 1 else "0"
+                if count > 1:
+                    self.text.line(f"for {counters[axis]} in range({count}):")
                     self.text.depth += 1
-            self._index(Point(layout, counters), axis, axis in indexed, axis in exists | loaded_over)
-        return Point(joined(outer.layout, layout), counters)
+            self._index(Point(layout, counters, by_run), axis, axis in indexed, axis in exists | loaded_over)
+        return Point(joined(outer.layout, layout), counters, by_run)
 
     def _axes_needed(self, exprs: list[Expr]) -> tuple[set[str], set[str]]:
         """Axes whose index the expressions name, and axes that loads span."""
@@ -207,14 +236,29 @@ class Elements:
         checks = [] if spread.even else [f"{grouped(self.position(at, axis))} < {spread.tile}"]
         if axis in self._whole():
             return checks
-        extent = static_value(a.extent, self.statics)
+        if axis in self.full:
+            return checks
         if a.hi is not None:
             checks.append(f"{names.index} < {names.hi}")
-        elif extent is None or extent % spread.tile:
-            checks.append(f"{names.index} < {self.emit(a.extent, NOWHERE).operand}")
+        elif self.has_tail(a, spread.tile):
+            end = self.emit(a.extent, NOWHERE).operand
+            checks.append(f"{self._run_index(at, axis)} < {end}")
         if starts_late(a):
             checks.append(f"{names.index} >= {names.lo}")
         return checks
+
+    def has_tail(self, a: LoopAxis, tile: int) -> bool:
+        """May the last tile of an axis reach beyond its extent?"""
+        extent = static_value(a.extent, self.statics)
+        return extent % tile != 0 if extent is not None else not self.wide.divides(a.extent, tile)
+
+    def _run_index(self, at: Point, axis: str) -> str:
+        """What a tail's check looks at: where a run exists as a whole, its first index, so that one check serves it."""
+        spread, names = at.layout.spread(axis), self.axis_names[axis]
+        whole = spread.run > 1 and self.wide.divides(self.live[axis].extent, spread.run)
+        if not whole or at.by_run == axis:
+            return names.index
+        return f"{names.first} + {self.run_start(at, axis)}"
 
     def conditions(self, at: Point, axes: Iterable[str]) -> list[str]:
         """The existence flags of those axes that have one."""
@@ -228,15 +272,29 @@ class Elements:
     def position(self, at: Point, axis: str) -> str:
         """The position within the tile."""
         spread = at.layout.spread(axis)
-        if not spread.bits:
+        if spread.step == 1:
             return at.counters[axis]
+        if at.by_run == axis:
+            return self._run_at(spread, at.counters[axis])
+        if spread.run > 1:
+            return f"{self.run_start(at, axis)} + ({at.counters[axis]} & {spread.run - 1})"
         coordinate = self.coordinate(spread)
         return coordinate if spread.count == 1 else f"{coordinate} + {spread.step} * {at.counters[axis]}"
 
+    def run_start(self, at: Point, axis: str) -> str:
+        """The position at which the run of a point's element starts."""
+        spread = at.layout.spread(axis)
+        return self._run_at(spread, f"({at.counters[axis]} >> {spread.run.bit_length() - 1})")
+
+    def _run_at(self, spread: Spread, number: str) -> str:
+        own = f"{self.coordinate(spread)} * {spread.run}"
+        return own if spread.count == spread.run else f"{own} + {spread.run * spread.step} * {number}"
+
     def coordinate(self, spread: Spread) -> str:
-        key = (spread.low, spread.bits)
+        key = (spread.low, spread.bits, spread.upper_low, spread.upper_bits)
         if key not in self.coordinates:
-            side = {0: "column", self.deal.column_bits: "row"}.get(spread.low, f"part{spread.low}_")
+            rows = {0: "column", self.deal.column_bits: "row"}
+            side = rows.get(spread.low, f"part{spread.low}_")
             self.coordinates[key] = self.names.fresh(f"{side}{spread.step}")
         return self.coordinates[key]
 
@@ -246,7 +304,7 @@ class Elements:
         for axis, pitch in zip(staged.axes, staged.pitches, strict=True):
             position = self.position(at, axis)
             terms.append(position if pitch == 1 else f"{grouped(position)} * {pitch}")
-        return f"{staged.buffer.name}[{' + '.join(terms)}]"
+        return f"{staged.buffer.name}[{' + '.join(terms)}{staged.offset}]"
 
     def owners(self, layout: Layout) -> list[str]:
         """Of threads that hold copies one acts."""
@@ -308,8 +366,20 @@ class Elements:
             case Fill():
                 return args[0]
             case Apply(op=op):
-                return operation(op, args)
+                return self._near(operation(op, args))
         raise TypeError(f"{type(e).__name__} is not elementwise")
+
+    def _near(self, x: Code) -> Code:
+        """Results that are stored in 16 bits need no division and exponential that are right to the last of 24."""
+        if not self.rounds or x.dtype is not DType.F32:
+            return x
+        left, slash, right = x.text.partition(" / ")
+        if slash and not x.atom and " / " not in right:
+            return Code(f"quotient_f32({left}, {right})", DType.F32)
+        for name in ("exp_f32(", "exp2_f32("):
+            if x.text.startswith(name):
+                return replace(x, text=f"near_{x.text}")
+        return x
 
     def _axis_index(self, axis: str, at: Point) -> str:
         """A lane's index; outside the axis's loops (in bounds) a tile's first."""
@@ -323,11 +393,16 @@ class Elements:
         elif value.registers is not None and value.registers.layout.serves(at.layout):
             text = f"{value.registers.array}[{at.element(value.registers.layout)}]"
         else:
-            text = self.spot(staged_home(value), at)
+            staged = staged_home(value)
+            text = self.spot(staged, at)
+            if staged.buffer.dtype in (DType.F16, DType.BF16):
+                return loaded(text, staged.buffer.dtype)
         return holding(text, value.type.dtype)
 
     def _load(self, e: Load, args: list[Code], at: Point) -> Code:
         """An element of a tensor, 0 on lanes that do not exist or fall outside it."""
+        if e in self.ahead:
+            return self._loaded_ahead(e, at)
         param = self.program.param(e.tensor)
         where = [
             self.clamped(param, i, x, a) for i, (x, a) in enumerate(zip(e.subscripts, args, strict=True))
@@ -344,6 +419,75 @@ class Elements:
             self.text.line(f"{name} = {constant(0, param.dtype).text}")
             self.guarded(conditions, f"{name} = {value.text}")
         return holding(name, param.dtype)
+
+    def _loaded_ahead(self, e: Load, at: Point) -> Code:
+        """The same from registers, which are 0 only beyond the tensor."""
+        registers, dtype = self.ahead[e], self.program.param(e.tensor).dtype
+        text = f"{registers.array}[{at.element(registers.layout)}]"
+        bounded = [a for a in registers.layout.axes if self.live[a].hi is not None or self.live[a].lo is not None]
+        lanes = self.conditions(at, [a for a in bounded if a not in self.full])
+        if lanes:
+            text = f"({text} if {' and '.join(lanes)} else {constant(0, dtype).text})"
+        return holding(text, dtype)
+
+    def runs_along(self, tensor: str, subscripts: tuple[Expr, ...], layout: Layout) -> str | None:
+        """The axis along which a tensor is moved a run at a time: it is the last subscript, and no other mentions it."""
+        param, last = self.program.param(tensor), subscripts[-1] if subscripts else None
+        if not isinstance(last, AxisIndex) or last.axis not in layout.axes:
+            return None
+        spread = layout.spread(last.axis)
+        others = {x.axis for s in subscripts[:-1] for x in subexpressions(s) if isinstance(x, AxisIndex)}
+        moved = spread.run * param.dtype.bytes
+        able = param.dtype is not DType.BOOL and moved >= 4 and moved % min(moved, 16) == 0
+        if spread.run == 1 or not able or last.axis in others or not self.covers(last, param.shape[-1]):
+            return None
+        extent = self.live[last.axis].extent
+        static = static_value(extent, self.statics)
+        whole = static % spread.run == 0 if static is not None else self.wide.divides(extent, spread.run)
+        return last.axis if whole else None
+
+    def load_ahead(self, e: Load, layout: Layout) -> None:
+        """Bring what a thread needs of a tensor into registers, a run at a time."""
+        own = layout.restrict(self.facts.type_of(e, self.types).axes)
+        axis = self.runs_along(e.tensor, e.subscripts, own)
+        if axis is None or e in self.ahead or any(self.depends_on_tensors(x) for x in e.subscripts):
+            return
+        param = self.program.param(e.tensor)
+        if not all(self.covers(x, param.shape[i]) or not self._spans(x) for i, x in enumerate(e.subscripts)):
+            return
+        self.wide_tensors[e.tensor] = None
+        run, width = own.spread(axis).run, min(16, own.spread(axis).run * param.dtype.bytes)
+        array = self.names.fresh(f"{e.tensor}_ahead")
+        self.text.line(f"{array} = {local_array(param.dtype, own.elements)}")
+        depth = self.text.depth
+        at = self.open(own, [e], set(own.axes), NOWHERE, axis)
+        where = [convert(self.cut(self.emit(x, at), 40), DType.I64) for x in e.subscripts]
+        offset = self.cut(Code(self.offset(param, where, packed=True), DType.I64), 0).text
+        first = self.cut(Code(at.element(own), DType.I64), 0).text
+        pieces = range(0, run, width // param.dtype.bytes)
+        lines = [
+            f"load{width}_{param.dtype}({self.tensors[e.tensor]}, {offset} + {i}, {array}, {first} + {i})" for i in pieces
+        ]
+        inside = self.conditions(at, own.axes) + self.within(
+            param, e.subscripts, where, [self._spans(x) is False for x in e.subscripts]
+        )
+        if inside:
+            zero = constant(0, param.dtype).text
+            self.text.line(f"if {' and '.join(inside)}:")
+            for line in lines:
+                self.text.line("    " + line)
+            self.text.line("else:")
+            spot = self.names.fresh("i")
+            self.text.line(f"    for {spot} in range({run}):")
+            self.text.line(f"        {array}[{first} + {spot}] = {zero}")
+        else:
+            for line in lines:
+                self.text.line(line)
+        self.text.depth = depth
+        self.ahead[e] = Registers(array, own)
+
+    def _spans(self, e: Expr) -> bool:
+        return bool(self.facts.type_of(e, self.types).axes)
 
     def clamped(self, p: Param, i: int, subscript: Expr, code: Code) -> Code:
         """A subscript from a tensor's value is clamped to the extent."""
@@ -387,9 +531,11 @@ class Elements:
         mine, its = static_value(axis.extent, self.statics), static_value(size, self.statics)
         return axis.extent == size or (mine is not None and its is not None and mine <= its)
 
-    def offset(self, p: Param, where: list[Code]) -> str:
-        """The flat offset in elements, 64 bits wide."""
+    def offset(self, p: Param, where: list[Code], packed: bool = False) -> str:
+        """The flat offset in elements, 64 bits wide; `packed`: the last axis is."""
         terms = [f"{c.operand} * {s}" for c, s in zip(where, self.strides[p.name], strict=True)]
+        if packed and where:
+            terms[-1] = where[-1].operand
         return " + ".join(terms) or "0"
 
 

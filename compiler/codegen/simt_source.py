@@ -36,11 +36,12 @@ class Registers:
 
 @dataclass(frozen=True)
 class Staged:
-    """A tile in shared memory: element (i, j) at i * pitches[0] + j * pitches[1]."""
+    """A tile in shared memory: element (i, j) at i * pitches[0] + j * pitches[1], and beyond by the text `offset`."""
 
     buffer: Buffer
     axes: tuple[str, ...]
     pitches: tuple[int, ...]
+    offset: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,16 @@ class Point:
 
     layout: Layout
     counters: dict[str, str]
-    checked: frozenset[str] = frozenset()
+    by_run: str | None = None
+    """The axis whose counter counts runs; the point is the first of one."""
 
     def element(self, layout: Layout) -> str:
         """The number of this element among those of a layout that serves this one."""
         terms, stride = [], 1
         for axis, spread in reversed(list(zip(layout.axes, layout.spreads, strict=True))):
-            if spread.count > 1:
-                terms.append(self.counters[axis] if stride == 1 else f"{self.counters[axis]} * {stride}")
+            each = stride * (spread.run if axis == self.by_run else 1)
+            if spread.count > 1 and self.counters[axis] != "0":
+                terms.append(self.counters[axis] if each == 1 else f"{self.counters[axis]} * {each}")
             stride *= spread.count
         return " + ".join(reversed(terms)) or "0"
 
@@ -153,7 +156,16 @@ def arena_part(b: Buffer) -> str:
     """A part of an arena, as a pointer for the same reason."""
     if b.dtype is DType.BOOL:
         return f"shared_{b.dtype}[{b.start} : {b.start + b.size}]"
-    return f"view_{b.dtype}(shared_{b.dtype}, {b.start}, {b.start + b.size})"
+    return f"view_{arena_type(b.dtype)}(shared_{b.dtype}, {b.start}, {b.start + b.size})"
+
+
+def arena_type(dtype: DType) -> str:
+    """The type of an arena's elements: 16-bit floats lie there as their bits."""
+    return "u16" if dtype in (DType.F16, DType.BF16) else held(dtype)
+
+
+def arena_bytes(dtype: DType) -> int:
+    return 2 if dtype in (DType.F16, DType.BF16) else held_bytes(dtype)
 
 
 def staged_home(value: Value) -> Staged:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...dsl.diagnostics import refuse
+from ...dsl.types import DType
 from ..region import AxisPlan, Region, contraction, reductions
 from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule
 from ..schedule_check import stated_tile
-from ..target import Target
+from ..target import CudaTarget, Target
 from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Node, Read, Reduce, walk
 
 WHOLE_LIMIT = 512
@@ -49,12 +50,51 @@ CPU_TILES = TileSizes(
     row=64, column=128, inner=256, query=64, key=128, line=1024, lines=4, flat=1024, volume=1 << 16
 )
 CUDA_TILES = TileSizes(
-    row=64, column=64, inner=16, query=32, key=32, line=256, lines=4, flat=1024, volume=1 << 12
+    row=64, column=64, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 12
 )
+
+
+MATRIX_TILES = TileSizes(
+    row=128, column=128, inner=64, query=128, key=64, line=1024, lines=4, flat=2048, volume=1 << 14
+)
+SMALL_MATRIX_TILES = TileSizes(
+    row=64, column=64, inner=64, query=64, key=64, line=1024, lines=4, flat=2048, volume=1 << 13
+)
+MATRIX_TIER = "mma"
+SIXTEEN = (DType.F16, DType.BF16)
 
 
 def tile_sizes(target: Target) -> TileSizes:
     return CUDA_TILES if target.is_cuda else CPU_TILES
+
+
+def region_tiles(
+    graph: Graph, region: Region, roles: Roles, schedule: Schedule, target: Target, sizes: Mapping[str, int]
+) -> TileSizes:
+    """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
+    the device's multiprocessors."""
+    if not isinstance(target, CudaTarget) or schedule.tier != MATRIX_TIER or not _on_matrix_units(region):
+        return tile_sizes(target)
+    many = MATRIX_TILES
+    count = 1
+    for axis in roles.grid:
+        size = axis_size(graph, axis, sizes) or 1
+        tile = many.query if roles.contraction_inside else many.row
+        count *= -(-size // tile) if axis in roles.tiled else size
+    wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
+    return SMALL_MATRIX_TILES if count < (target.sms or 1) or wide else many
+
+
+NARROW_ROWS = 64  # beyond, accumulators of 128 rows leave too few registers
+
+
+def _on_matrix_units(region: Region) -> bool:
+    """Has a contraction of the region an operand stored as a 16-bit float?"""
+    for r in reductions(region.values):
+        split = contraction(r.body, frozenset(r.bound)) if r.fn == "sum" else None
+        if split and any(isinstance(f, Read) and f.dtype in SIXTEEN for side in split for f in side):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -84,7 +124,7 @@ def axis_plan(
     cut = {a for a, n in stated.items() if n < (axis_size(graph, a, sizes) or 0)}
     roles = axis_roles(graph, region, sizes, cut)
     chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
-    limits = tile_sizes(target)
+    limits = region_tiles(graph, region, roles, schedule, target, sizes)
     default = _bounded(_default_tiles(region, roles, limits), chosen, region, limits.volume, _in_order(graph))
     tiles: list[tuple[str, int | None]] = []
     for axis in (*roles.grid, *roles.whole, *roles.reduced, *roles.serial):

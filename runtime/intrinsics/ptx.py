@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import libdevice as _libdevice
 
-from ..cuda import boolean, f32, f64, i32, i64, intrinsic, pointer_to, types, u16
+from ..cuda import boolean, f32, f64, i8, i16, i32, i64, intrinsic, pointer_to, types, u8, u16
 
 libdevice: Any = _libdevice
 CONSTRAINT = {"i16": "h", "i32": "r", "i64": "l", "float": "f", "double": "d"}
@@ -98,7 +98,70 @@ def _view(element: Any) -> Any:
 
 
 registers_f64, registers_f32, registers_i64, registers_i32 = (_registers(t) for t in (f64, f32, i64, i32))
-view_f64, view_f32, view_i64, view_i32 = (_view(t) for t in (f64, f32, i64, i32))
+view_f64, view_f32, view_i64, view_i32, view_u16 = (_view(t) for t in (f64, f32, i64, i32, u16))
+
+# ---------------------------------------------------------------- several neighbouring elements at once
+
+
+def _moved(element: Any, dtype: str, width: int, loads: bool) -> Any:
+    """`load16_t(pointer, offset, registers, at)`: 16 (or 8, 4) bytes of a tensor, whose address is a multiple of that, to or
+    from a thread's registers; f16 and bf16 lie there as f32, small integers as i32."""
+    held = {"f16": f32, "bf16": f32, "i16": i32, "i8": i32, "u8": i32}.get(dtype, element)
+    convert = _widened if loads else _narrowed
+
+    def implement(pointer: Any, offset: Any, registers: Any, at: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            kind = context.get_value_type(element)
+            count = width * 8 // kind.width if isinstance(kind, ir.IntType) else width // SIZES[str(kind)]
+            vector = ir.VectorType(kind, count)
+            place = builder.bitcast(builder.gep(values[0], [values[1]]), vector.as_pointer())
+            own = [builder.gep(values[2], [builder.add(values[3], ir.Constant(values[3].type, i))]) for i in range(count)]
+            lane = [ir.Constant(ir.IntType(32), i) for i in range(count)]
+            if loads:
+                whole = builder.load(place, align=width)
+                for i in range(count):
+                    builder.store(convert(builder, builder.extract_element(whole, lane[i]), dtype), own[i])
+            else:
+                whole = ir.Constant(vector, ir.Undefined)
+                for i in range(count):
+                    whole = builder.insert_element(whole, convert(builder, builder.load(own[i]), dtype), lane[i])
+                builder.store(whole, place, align=width)
+            return context.get_dummy_value()
+
+        return types.void(pointer_to(element), i64, pointer_to(held), i64), generate
+
+    return intrinsic(_with_arguments("pointer, offset, registers, at", implement))
+
+
+SIZES = {"float": 4, "double": 8}
+
+
+def _widened(builder: Any, x: Any, dtype: str) -> Any:
+    """An element as it is computed with."""
+    if dtype == "f16":
+        return builder.asm(ir.FunctionType(ir.FloatType(), [x.type]), "cvt.f32.f16 $0, $1;", "=f,h", [x], False)
+    if dtype == "bf16":
+        bits = builder.shl(builder.zext(x, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
+    if dtype in ("i16", "i8"):
+        return builder.sext(x, ir.IntType(32))
+    return builder.zext(x, ir.IntType(32)) if dtype == "u8" else x
+
+
+def _narrowed(builder: Any, x: Any, dtype: str) -> Any:
+    """A computed value as it lies in memory."""
+    if dtype in ("f16", "bf16"):
+        kind = ir.FunctionType(ir.IntType(16), [x.type])
+        return builder.asm(kind, f"cvt.rn.{dtype}.f32 $0, $1;", "=h,f", [x], False)
+    return builder.trunc(x, ir.IntType(8 if dtype.endswith("8") else 16)) if dtype in ("i16", "i8", "u8") else x
+
+
+for _name, _element in (
+    ("f64", f64), ("f32", f32), ("f16", u16), ("bf16", u16), ("i64", i64), ("i32", i32), ("i16", i16), ("i8", i8), ("u8", u8),
+):  # fmt: skip
+    for _width in (4, 8, 16):
+        globals()[f"load{_width}_{_name}"] = _moved(_element, _name, _width, True)
+        globals()[f"store{_width}_{_name}"] = _moved(_element, _name, _width, False)
 
 # ---------------------------------------------------------------- floating arithmetic
 
@@ -122,6 +185,18 @@ ceil_f32, ceil_f64 = libdevice.ceilf, libdevice.ceil
 round_f32, round_f64 = libdevice.rintf, libdevice.rint
 abs_f32, abs_f64 = libdevice.fabsf, libdevice.fabs
 pow_f32, pow_f64 = libdevice.powf, libdevice.pow
+
+
+# [9.7.3 div.full: within 2 units in the last place]
+quotient_f32 = _instruction(f32, (f32, f32), "div.full.f32 $0, $1, $2;")
+# [9.7.3 ex2.approx: within 2 units]
+near_exp2_f32 = _instruction(f32, (f32,), "ex2.approx.f32 $0, $1;")
+
+
+@_function(f32(f32))
+def near_exp_f32(x: Any) -> Any:
+    """Relative error below 2^-22 + |x| 2^-24: for results that are rounded to 16 bits."""
+    return near_exp2_f32(x * f32(1.4426950408889634))
 
 
 @_function(f64(f64))
@@ -320,3 +395,123 @@ add_i32 = _addition(i32, "red.global.add.s32 [$0], $1;")
 add_i64 = _addition(i64, "red.global.add.u64 [$0], $1;")
 add_f16 = _addition(u16, "red.global.add.noftz.f16 [$0], $1;")
 add_bf16 = _addition(u16, "red.global.add.noftz.bf16 [$0], $1;")  # sm_90 or later
+
+# ---------------------------------------------------------------- asynchronous copies (sm_80 or later)
+
+
+def _shared_address(builder: Any, pointer: Any, offset: Any) -> Any:
+    """The 32-bit address of an element of shared memory."""
+    place = builder.gep(pointer, [offset])
+    inner = builder.addrspacecast(place, place.type.pointee.as_pointer(3))
+    return builder.ptrtoint(inner, ir.IntType(32))
+
+
+def _effect(text: str) -> Any:
+    """One instruction without operands that memory accesses do not pass."""
+
+    def implement() -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            builder.asm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", [], True)
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    namespace: dict[str, Any] = {"implement": implement}
+    exec("def typed(typing_context):\n    return implement()\n", namespace)
+    namespace["typed"].__module__ = __name__
+    return intrinsic(namespace["typed"])
+
+
+commit_copies = _effect("cp.async.commit_group;")  # [9.7.9.25.3.2 cp.async.commit_group]
+wait_copies0, wait_copies1, wait_copies2, wait_copies3 = (  # [9.7.9.25.3.3 cp.async.wait_group]
+    _effect(f"cp.async.wait_group {n};") for n in range(4)
+)
+
+
+def _copy16(element: Any) -> Any:
+    """`copy16_t(shared, at, pointer, offset, exists)`: start a copy of 16 bytes, of zeros where they do not exist [9.7.9.25.3.1
+    cp.async]."""
+
+    def implement(shared: Any, at: Any, pointer: Any, offset: Any, exists: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            to = _shared_address(builder, values[0], values[1])
+            source = builder.ptrtoint(builder.gep(values[2], [values[3]]), ir.IntType(64))
+            sixteen = ir.Constant(ir.IntType(32), 16)
+            is_there = context.cast(builder, values[4], signature.args[4], boolean)
+            is_there = builder.trunc(is_there, ir.IntType(1)) if is_there.type.width > 1 else is_there
+            size = builder.select(is_there, sixteen, ir.Constant(ir.IntType(32), 0))
+            kind = ir.FunctionType(ir.VoidType(), [to.type, source.type, size.type])
+            text = "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;"
+            builder.asm(kind, text, "r,l,r,~{memory}", [to, source, size], True)
+            return context.get_dummy_value()
+
+        return types.void(pointer_to(element), i64, pointer_to(element), i64, boolean), generate
+
+    return intrinsic(_with_arguments("shared, at, pointer, offset, exists", implement))
+
+
+copy16_f16 = copy16_bf16 = _copy16(u16)
+
+# ---------------------------------------------------------------- matrix units (sm_80 or later)
+
+
+def _at(builder: Any, pointer: Any, index: Any, plus: int) -> Any:
+    return builder.gep(pointer, [builder.add(index, ir.Constant(index.type, plus))])
+
+
+def _ldmatrix(turned: bool) -> Any:
+    """`ldmatrix_t(part, at, shared, offset)`: four 8 x 8 matrices of 16-bit elements into four registers; each lane gives the
+    place of one row [9.7.14.5.15 ldmatrix]."""
+    text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if turned else ''}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+
+    def implement(part: Any, at: Any, shared: Any, offset: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            word = ir.IntType(32)
+            kind = ir.FunctionType(ir.LiteralStructType([word] * 4), [word])
+            address = _shared_address(builder, values[2], values[3])
+            got = builder.asm(kind, text, "=r,=r,=r,=r,r,~{memory}", [address], True)
+            for n in range(4):
+                builder.store(builder.extract_value(got, n), _at(builder, values[0], values[1], n))
+            return context.get_dummy_value()
+
+        return types.void(pointer_to(i32), i64, pointer_to(u16), i64), generate
+
+    return intrinsic(_with_arguments("part, at, shared, offset", implement))
+
+
+ldmatrix_f16 = ldmatrix_bf16 = _ldmatrix(False)
+ldmatrix_turned_f16 = ldmatrix_turned_bf16 = _ldmatrix(True)
+
+
+def _mma(dtype: str) -> Any:
+    """`mma_t(sums, at, row, column, a, a_at, b, b_at)`: 16 x 8 sums += 16 x 16 · 16 x 8 [9.7.14.5.14 mma.m16n8k16]. A lane's
+    four sums lie at `at`, one `column` on, one `row` on, and both."""
+    text = (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 "
+        "{$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $13}, {$0, $1, $2, $3};"
+    )
+
+    def implement(*_: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            sums, at, row, column, a, a_at, b, b_at = values
+            spots = [at, builder.add(at, column), builder.add(at, row), builder.add(builder.add(at, row), column)]
+            places = [builder.gep(sums, [s]) for s in spots]
+            old = [builder.load(p) for p in places]
+            words = [builder.load(_at(builder, a, a_at, n)) for n in range(4)]
+            words += [builder.load(_at(builder, b, b_at, n)) for n in range(2)]
+            single = ir.FloatType()
+            kind = ir.FunctionType(ir.LiteralStructType([single] * 4), [x.type for x in (*old, *words)])
+            constraints = "=f,=f,=f,=f,0,1,2,3,r,r,r,r,r,r"
+            new = builder.asm(kind, text, constraints, [*old, *words], False)
+            for n, place in enumerate(places):
+                builder.store(builder.extract_value(new, n), place)
+            return context.get_dummy_value()
+
+        return types.void(pointer_to(f32), i64, i64, i64, pointer_to(i32), i64, pointer_to(i32), i64), generate
+
+    return intrinsic(_with_arguments("sums, at, row, column, a, a_at, b, b_at", implement))
+
+
+mma_f16, mma_bf16 = _mma("f16"), _mma("bf16")
+pack_f16 = _instruction(i32, (f32, f32), "cvt.rn.f16x2.f32 $0, $2, $1;")  # [9.7.9 cvt]: the first in the lower half
+pack_bf16 = _instruction(i32, (f32, f32), "cvt.rn.bf16x2.f32 $0, $2, $1;")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .bench import Benchmark
     from .compiler.explain import Explanation
     from .compiler.pipeline import Compilation
+    from .runtime.device_kernel import DeviceKernel, DeviceReady
     from .runtime.launch import Kernel
 
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
@@ -110,7 +111,8 @@ class Explained:
 
 @dataclass
 class CompiledKernel:
-    """A kernel that can be called with NumPy arrays.
+    """A kernel that can be called with NumPy arrays and CPU tensors; one for a CUDA target also with arrays that lie on
+    the device (torch, CuPy, Numba, `__cuda_array_interface__`), in place and on their library's current stream.
 
     Code is made for the element types and the compile-time extents of a call, and used again for every other size.
     """
@@ -121,6 +123,7 @@ class CompiledKernel:
     stated_schedule: Schedule | None = None
     _ready: dict[CallKey | None, Ready] = field(default_factory=dict, repr=False)
     _kernels: dict[CallKey, Kernel] = field(default_factory=dict, repr=False)
+    _device_ready: dict[CallKey, DeviceReady] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +150,8 @@ class CompiledKernel:
         Parameters declared `inout` are updated in place; `out=` takes the array, or tuple of arrays, to write instead.
         Raises TypeError and ValueError, naming argument, value and what is accepted, before anything is written.
         """
+        if self.machine.is_cuda:
+            return self._on_device(positional, named, out)
         key = call_key(positional, named) if out is None else None
         ready = self._ready.get(key)
         if ready is not None:
@@ -155,6 +160,38 @@ class CompiledKernel:
         if key is not None and self.target == "cpu":
             self._remember(key, positional, named)
         return result
+
+    def _on_device(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> Any:
+        """A call for a CUDA target: on the device's own arrays in place, on others by way of copies."""
+        from .runtime.device_arrays import on_device
+
+        values = (*positional, *named.values())
+        key = self._device_key(positional, named) if out is None else None
+        ready = self._device_ready.get(key) if key is not None else None
+        if ready is not None:
+            return ready(values)
+        if not any(on_device(x) for x in values):
+            return self._checked(positional, named, out)
+        kernel = self._device_kernel(positional, named)
+        result = kernel(*positional, out=out, **named)
+        if key is not None:
+            _bounded(self._device_ready)[key] = kernel.device_ready(positional, named)
+        return result
+
+    @cached_property
+    def _device_key(self) -> Callable[[Sequence[Any], Mapping[str, Any]], CallKey | None]:
+        try:
+            from .runtime.device_kernel import device_key
+        except ImportError as reason:
+            raise CannotRun(str(reason)) from None
+        return device_key
+
+    def _device_kernel(self, positional: Sequence[Any], named: Mapping[str, Any]) -> DeviceKernel:
+        """What runs calls with device arrays of these shapes and element types."""
+        from .runtime.device_arrays import described, imported
+
+        call = bind(self.kernel.kernel, positional, named, lambda x, what: described(imported(x), what))
+        return self._settled(call).on_device
 
     def _checked(self, positional: Sequence[object], named: Mapping[str, object], out: object) -> Any:
         """A call of which nothing is known yet."""

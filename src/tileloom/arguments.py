@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,15 +34,20 @@ class Arguments:
         return {name: x.shape for name, x in self.tensors.items()}
 
 
-def bind(kernel: Kernel, positional: Sequence[object], named: Mapping[str, object]) -> Arguments:
-    """The arguments of one call by parameter. Raises TypeError."""
+def bind(
+    kernel: Kernel,
+    positional: Sequence[object],
+    named: Mapping[str, object],
+    read: Callable[[Any, str], Array] = as_numpy,
+) -> Arguments:
+    """The arguments of one call by parameter; `read` makes NumPy arrays of what is given. Raises TypeError."""
     given = _by_name(kernel, positional, named)
     tensors: dict[str, Array] = {}
     scalars: dict[str, Scalar] = {}
     for p in kernel.params:
         name = p.name.name
         if p.shape:
-            tensors[name] = _tensor(kernel, p, given[name])
+            tensors[name] = _tensor(kernel, p, given[name], read)
         else:
             scalars[name] = _scalar(kernel, name, given[name])
     for name in declared_extents(kernel):
@@ -83,9 +88,9 @@ def _by_name(kernel: Kernel, positional: Sequence[object], named: Mapping[str, o
     return given
 
 
-def _tensor(kernel: Kernel, p: Param, value: object) -> Array:
+def _tensor(kernel: Kernel, p: Param, value: object, read: Callable[[Any, str], Array]) -> Array:
     name = p.name.name
-    array = as_numpy(value, f"{kernel.name.name}: `{name}`")
+    array = read(value, f"{kernel.name.name}: `{name}`")
     if array.dtype not in ELEMENT:
         known = ", ".join(str(n) for n in ELEMENT)
         raise TypeError(f"{kernel.name.name}: `{name}` holds {array.dtype}; arrays may hold {known}")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .compiler.interpreter.tensor import Precision
     from .compiler.pipeline import Compilation
     from .compiler.tile_ir import TileModule
+    from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
 
 
@@ -49,6 +50,23 @@ def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path
 
 def on_gpu(compilation: Compilation) -> Run:
     """A compilation for a CUDA target on the device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
+    target = _runnable(compilation)
+    from .runtime import cuda
+
+    kernels = cuda.assemble(compilation.source, target)
+    return lambda tensors, scalars: cuda.run_module(compilation.module, kernels, tensors, scalars)
+
+
+def on_device(compilation: Compilation) -> DeviceKernel:
+    """A compilation for a CUDA target, for arrays that lie on its device. Raises `CannotRun`."""
+    target = _runnable(compilation)
+    from .runtime.device_kernel import DeviceKernel
+
+    return DeviceKernel(compilation.written, compilation.module, compilation.source, target)
+
+
+def _runnable(compilation: Compilation) -> CudaTarget:
+    """The target of a compilation, where the device that is there runs its code."""
     target = compilation.target
     assert isinstance(target, CudaTarget)
     try:
@@ -62,8 +80,7 @@ def on_gpu(compilation: Compilation) -> Run:
             f"{there}, so code for {target.name} can be generated and assembled but not run; "
             "the targets `cpu` and `interp` run anywhere"
         )
-    kernels = cuda.assemble(compilation.source, target)
-    return lambda tensors, scalars: cuda.run_module(compilation.module, kernels, tensors, scalars)
+    return target
 
 
 def gpu_target() -> CudaTarget | None:

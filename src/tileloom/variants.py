@@ -27,12 +27,13 @@ from .compiler.tile_kernel import TilesKernel
 from .compiler.tile_text import print_module
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
-from .execution import Run, on_gpu
+from .execution import Run, on_device, on_gpu
 from .programs import graph_of
 from .runtime.cache import Store, digest, digest_of_files, store
 
 if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
+    from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
 
 SIZE_CLASSES = (0, 1, 64, 512, 8192)
@@ -68,6 +69,10 @@ class Variant:
     @cached_property
     def on_gpu(self) -> Run:
         return on_gpu(self.compilation)
+
+    @cached_property
+    def on_device(self) -> DeviceKernel:
+        return on_device(self.compilation)
 
     @cached_property
     def on_cpu(self) -> Kernel:
