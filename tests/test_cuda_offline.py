@@ -28,12 +28,16 @@ needs_toolkit = pytest.mark.skipif(
 
 @cache
 def assembled(name: str, target: str) -> Any:
-    from tileloom.runtime.cuda import assemble
+    return first_kernel(LADDER[name], target)
 
-    (kernel,) = assemble(
-        generate(parse_module(LADDER[name]), cuda_target(target)), cuda_target(target)
-    ).values()
-    return kernel
+
+def first_kernel(text: str, target: str) -> Any:
+    """The preferred kernel of a program, assembled."""
+    from tileloom.runtime.cuda import machine_code, variants
+
+    source = generate(parse_module(text), cuda_target(target))
+    ((preferred, *_),) = variants(source).values()
+    return machine_code(source, preferred.name, cuda_target(target))
 
 
 @cache
@@ -83,9 +87,7 @@ def test_elementwise_code_is_not_contracted(target: str) -> None:
     assert found["FADD"] >= 8
     body = "for i in N by 128 parallel { store y[i] = load x[i] * 3.0 - load x[i] }"
     text = cases["module"]("m", "x: f32[N], y: out f32[N]", body, "N")
-    from tileloom.runtime.cuda import assemble
-
-    (kernel,) = assemble(generate(parse_module(text), cuda_target(target)), cuda_target(target)).values()
+    kernel = first_kernel(text, target)
     assert re.search(r"\bFMUL\b", kernel.sass)
     assert not re.search(r"\bFFMA\b", kernel.sass)
 
@@ -138,3 +140,42 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
     assert done.returncode == 1
     assert "ImportError: CUDA kernels need numba-cuda and the CUDA toolkit" in done.stderr
     assert "pip install 'tileloom[cuda]'" in done.stderr
+
+
+# ---------------------------------------------------------------- wide accesses and matrix units
+
+PRODUCT = """module product {
+    tile product(a: bf16[M, K], b: bf16[K, N], c: out bf16[M, N]) {
+        extents M, K, N
+        tier mma
+        for m in M by 64, n in N by 64 parallel {
+            for k in K by 64 carry (s: f32[m, n] = fill(0.0)) {
+                yield s + dot[k](load a[m, k], load b[k, n])
+            }
+            store c[m, n] = bf16(s)
+        }
+    }
+}"""
+WIDE = re.compile(r"\b(?:LDG|STG)\.E(?:\.\w+)*\.128\b")
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["add", "softmax", "layernorm"])
+def test_rows_move_sixteen_bytes_at_a_time(name: str, target: str) -> None:
+    found = WIDE.findall(assembled(name, target).sass)
+    assert any(x.startswith("LDG") for x in found)
+    assert any(x.startswith("STG") for x in found)
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_product_runs_on_the_matrix_units(target: str) -> None:
+    kernel = first_kernel(PRODUCT, target)
+    assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)
+    sass = kernel.sass
+    assert len(re.findall(r"\bHMMA\.16816\.F32\.BF16", sass)) == 4 * 2 * 4
+    assert len(re.findall(r"\bLDSM\.16\.(?:MT88|M88)\.4", sass)) == 4 * (2 + 2)
+    assert len(re.findall(r"\bLDGSTS\.E\.BYPASS(?:\.LTC128B)?\.128", sass)) == 3 * 8
+    assert "LDL" not in sass
+    assert kernel.dynamic_shared_bytes == 3 * 2 * 64 * 72 * 2

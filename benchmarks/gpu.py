@@ -1,0 +1,406 @@
+"""Measure kernels on the CUDA device that is here: `python benchmarks/gpu.py SUITE [--json FILE]`, SUITE one of SUITES.
+
+Each case is checked against float64 first; then all variants are timed in turn, with CUDA events around one call and the L2
+cache overwritten before it. A row holds the raw samples in ms, their median, and GB/s (bytes that must move: inputs once,
+outputs once) or TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tileloom as tl
+from tileloom.api import CompiledKernel
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+FLUSH_BYTES = 256 << 20
+SAMPLES = 15
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@dataclass
+class Case:
+    """`variants` are calls that give the same result; `reference` computes it in float64, in a form to compare with `close`."""
+
+    name: str
+    variants: dict[str, Callable[[], Any]]
+    reference: Callable[[], Any]
+    tolerance: float
+    bytes: float = 0.0
+    flops: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def error(got: Any, want: torch.Tensor) -> float:
+    """|got - want| / |want| in float64 (Frobenius); NaN and unwritten elements show as nan."""
+    first = got[0] if isinstance(got, tuple) else got
+    first = first.double()
+    return float((first - want).norm() / want.norm().clamp_min(1e-30))
+
+
+def measure(case: Case) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    want = case.reference()
+    usable = {}
+    for name, call in case.variants.items():
+        try:
+            started = time.perf_counter()
+            got = call()
+            torch.cuda.synchronize()
+            off = error(got, want)
+        except Exception as reason:  # a variant that cannot run is a result too
+            rows.append({"case": case.name, "variant": name, "failed": f"{type(reason).__name__}: {reason}"[:300]})
+            continue
+        first_s = time.perf_counter() - started
+        row = {"case": case.name, "variant": name, "error": off, "first_call_s": first_s, **case.notes}
+        if not off <= case.tolerance:
+            row["failed"] = f"error {off:.2e} exceeds {case.tolerance:.0e}"
+        else:
+            usable[name] = row
+        rows.append(row)
+    del want
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    samples: dict[str, list[float]] = {name: [] for name in usable}
+    for turn in range(SAMPLES + 2):
+        for name in usable:
+            flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            case.variants[name]()
+            end.record()
+            end.synchronize()
+            if turn >= 2:
+                samples[name].append(start.elapsed_time(end))
+    for name, row in usable.items():
+        median = statistics.median(samples[name])
+        row |= {"ms": median, "samples_ms": samples[name]}
+        row |= {"gbytes_per_s": case.bytes / median / 1e6} if case.bytes else {}
+        row |= {"tflops": case.flops / median / 1e9} if case.flops else {}
+    return rows
+
+
+def load(file: str, kernel: str, schedule: str | None = None) -> CompiledKernel:
+    stated = f"schedule s for {kernel} on {TARGET} {{\n{schedule}\n}}" if schedule else None
+    return tl.compile(tl.load(str(EXAMPLES / file))[kernel], target=None if stated else "cuda", schedule=stated)
+
+
+TARGET = "cuda:sm_90a"
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+
+
+# ---------------------------------------------------------------- suites
+
+
+def elementwise() -> list[Case]:
+    cases = []
+    for dtype, n in ((torch.float32, 1 << 28), (torch.bfloat16, 1 << 28)):
+        x, y, z = drawn(n, dtype=dtype), drawn(n, dtype=dtype), torch.empty(n, device="cuda", dtype=dtype)
+        add = load("vector_add.tile", "vector_add")
+        moved = 3 * n * x.element_size()
+        cases.append(
+            Case(
+                f"add {NAMES[dtype]} 2^28",
+                {
+                    "tileloom": lambda x=x, y=y, z=z, add=add: add(x, y, out=z),
+                    "torch": lambda x=x, y=y, z=z: torch.add(x, y, out=z),
+                },
+                lambda x=x, y=y: x.double() + y.double(), 1e-2 if dtype != torch.float32 else 1e-6, moved,
+            )  # fmt: skip
+        )
+        scale = tl.compile(
+            tl.parse("kernel scaled<T: f32 | bf16>(x: T[N], a: f32) -> y: T[N] {\n  y[n] = a * x[n]\n}\n")["scaled"], "cuda"
+        )
+        cases.append(
+            Case(
+                f"scaled copy {NAMES[dtype]} 2^28",
+                {
+                    "tileloom": lambda x=x, z=z, scale=scale: scale(x, 1.5, out=z),
+                    "torch copy_": lambda x=x, z=z: z.copy_(x).mul_(1.0) if False else torch.mul(x, 1.5, out=z),
+                },
+                lambda x=x: 1.5 * x.double(), 1e-2 if dtype != torch.float32 else 1e-6, 2 * n * x.element_size(),
+            )  # fmt: skip
+        )
+        cases.append(
+            Case(
+                f"device copy {NAMES[dtype]} 2^28", {"torch copy_": lambda x=x, z=z: z.copy_(x)}, lambda x=x: x.double(), 0,
+                2 * n * x.element_size(),
+            )  # fmt: skip
+        )
+    return cases
+
+
+def reduction() -> list[Case]:
+    x = drawn(1 << 14, 1 << 14)
+    total = load("reductions.tile", "total")
+    rows = tl.compile(tl.parse("kernel rows(x: f32[M, N]) -> y: f32[M] {\n  y[m] = sum[n](x[m, n])\n}\n")["rows"], "cuda")
+    return [
+        Case(
+            "sum of rows f32 16384x16384", {"tileloom": lambda: rows(x), "torch": lambda: x.sum(1)},
+            lambda: x.double().sum(1), 1e-5, x.numel() * 4,
+        ),
+        Case(
+            "total f32 2^28", {"tileloom": lambda: total(x), "torch": lambda: x.sum()},
+            lambda: x.double().sum(), 1e-3, x.numel() * 4,
+        ),
+    ]  # fmt: skip
+
+
+def softmax() -> list[Case]:
+    cases = []
+    for dtype in (torch.bfloat16, torch.float32):
+        for n in (512, 1024, 4096, 8192, 32768):
+            x = drawn((1 << 27) // n, n, dtype=dtype)
+            kernel = load("softmax.tile", "row_softmax")
+            cases.append(
+                Case(
+                    f"softmax {NAMES[dtype]} {x.shape[0]}x{n}",
+                    {"tileloom": lambda x=x, k=kernel: k(x), "torch": lambda x=x: torch.softmax(x, -1)},
+                    lambda x=x: torch.softmax(x.double(), -1), 1e-2 if dtype != torch.float32 else 1e-5,
+                    2 * x.numel() * x.element_size(),
+                )  # fmt: skip
+            )
+    return cases
+
+
+def norm() -> list[Case]:
+    text = (
+        "kernel rms<T: f32 | bf16>(x: T[M, N], w: T[N], eps: f32) -> y: T[M, N] {\n"
+        "  r[m] = rsqrt(sum[n](f32(x[m, n]) * f32(x[m, n])) / f32(N) + eps)\n  y[m, n] = x[m, n] * r[m] * w[n]\n}\n"
+    )
+    cases = []
+    for n in (512, 1024, 4096, 8192, 32768):
+        x, w = drawn((1 << 27) // n, n, dtype=torch.bfloat16), drawn(n, dtype=torch.bfloat16)
+        kernel = tl.compile(tl.parse(text)["rms"], "cuda")
+        cases.append(
+            Case(
+                f"rmsnorm bf16 {x.shape[0]}x{n}",
+                {
+                    "tileloom": lambda x=x, w=w, k=kernel: k(x, w, 1e-5),
+                    "torch": lambda x=x, w=w, n=n: torch.nn.functional.rms_norm(x, (n,), w, 1e-5),
+                },
+                lambda x=x, w=w: x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w.double(),
+                1e-2, 2 * x.numel() * 2,
+            )  # fmt: skip
+        )
+    return cases
+
+
+PRODUCT = "kernel product<T: f32 | bf16 | f16>(a: T[M, K], b: T[K, N]) -> c: T[M, N] {\n  c[m, n] = sum[k](a[m, k] * b[k, n])\n}\n"
+
+
+def product(schedule: str | None = None) -> CompiledKernel:
+    stated = f"schedule s for product on {TARGET} {{\n{schedule}\n}}" if schedule else None
+    return tl.compile(tl.parse(PRODUCT)["product"], target=None if stated else "cuda", schedule=stated)
+
+
+GEMM_TILES = {
+    "128x128x64": "tile m by 128, n by 128, k by 64",
+    "128x128x32": "tile m by 128, n by 128, k by 32",
+    "64x64x64": "tile m by 64, n by 64, k by 64",
+    "128x64x64": "tile m by 128, n by 64, k by 64",
+}
+
+
+def gemm(tiles: dict[str, str] | None = None) -> list[Case]:
+    cases = []
+    shapes = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)] + [(4096, 4096, 1000), (1000, 1000, 1000), (64, 4096, 4096), (4001, 4096, 4096)]
+    for m, n, k in shapes:
+        a, b = drawn(m, k, dtype=torch.bfloat16), drawn(k, n, dtype=torch.bfloat16)
+        kernels = {"tileloom": product()}
+        if m in (1024, 4096) and k == m:
+            kernels |= {f"tileloom {t}": product(s) for t, s in GEMM_TILES.items()}
+        calls: dict[str, Callable[[], Any]] = {t: (lambda a=a, b=b, g=g: g(a, b)) for t, g in kernels.items()}
+        cases.append(
+            Case(
+                f"gemm bf16 {m}x{n}x{k}", {**calls, "torch": lambda a=a, b=b: a @ b}, lambda a=a, b=b: a.double() @ b.double(),
+                1e-2, 0, 2.0 * m * n * k,
+            )  # fmt: skip
+        )
+    a, b = drawn(4096, 4096), drawn(4096, 4096)
+    g = product()
+    cases.append(
+        Case(
+            "gemm f32 4096x4096x4096", {"tileloom": lambda: g(a, b), "torch": lambda: a @ b}, lambda: a.double() @ b.double(),
+            1e-5, 0, 2.0 * 4096**3,
+        )  # fmt: skip
+    )
+    return cases
+
+
+ATTENTION = (
+    "kernel attention<T: f16 | bf16>(q: T[B, H, M, D], k: T[B, H, N, D], v: T[B, H, N, E], scale: f32) -> o: T[B, H, M, E] {\n"
+    "  s[b, h, m, n] = scale * sum[d](q[b, h, m, d] * k[b, h, n, d])\n"
+    "  p[b, h, m, n] = softmax[n SET](s[b, h, m, n])\n"
+    "  o[b, h, m, e] = sum[n](p[b, h, m, n] * v[b, h, n, e])\n}\n"
+)
+
+
+def attention_kernel(causal: bool, schedule: str | None = None) -> CompiledKernel:
+    text = ATTENTION.replace(" SET", " | n <= m" if causal else "")
+    stated = f"schedule s for attention on {TARGET} {{\n{schedule}\n}}" if schedule else None
+    return tl.compile(tl.parse(text)["attention"], target=None if stated else "cuda", schedule=stated)
+
+
+ATTENTION_TILES = {
+    "128x64": "tile m by 128, n by 64", "64x64": "tile m by 64, n by 64", "128x32": "tile m by 128, n by 32",
+    "64x128": "tile m by 64, n by 128", "64x32": "tile m by 64, n by 32",
+}  # fmt: skip
+
+
+def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    out = []
+    for i in range(q.shape[1]):
+        s = q[:, i].double() @ k[:, i].double().transpose(-1, -2) * q.shape[-1] ** -0.5
+        if causal:
+            s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), float("-inf"))
+        out.append(torch.softmax(s, -1) @ v[:, i].double())
+    return torch.stack(out, 1)
+
+
+def attention() -> list[Case]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    cases = []
+    for d, h in ((64, 32), (128, 16)):
+        for s in (1024, 4096, 16384):
+            for causal in (False, True):
+                b = 16384 // s
+                q, k, v = (drawn(b, h, s, d, dtype=torch.bfloat16) for _ in range(3))
+                scale = d**-0.5
+
+                def flash(q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
+                    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                def cudnn(q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
+                    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                kernels = {"tileloom": attention_kernel(causal)}
+                if s == 4096:
+                    kernels |= {f"tileloom {t}": attention_kernel(causal, x) for t, x in ATTENTION_TILES.items()}
+                    if not causal:
+                        kernels["tileloom fuse none"] = kernels["tileloom"].naive
+                calls: dict[str, Callable[[], Any]] = {
+                    t: (lambda q=q, k=k, v=v, g=g, scale=scale: g(q, k, v, scale)) for t, g in kernels.items()
+                }
+                cases.append(
+                    Case(
+                        f"attention bf16 D{d} S{s} {'causal' if causal else 'full'}",
+                        {**calls, "torch flash": flash, "torch cudnn": cudnn},
+                        lambda q=q, k=k, v=v, causal=causal: exact_attention(q[:1], k[:1], v[:1], causal) if False else exact_attention(q, k, v, causal),
+                        1e-2, 0, 4.0 * b * h * s * s * d * (0.5 if causal else 1.0),
+                    )  # fmt: skip
+                )
+    return cases
+
+
+def launch_rows() -> list[dict[str, Any]]:
+    """Host time of a call, in µs, the device idle; and a CUDA graph of one."""
+    x, y = drawn(1024), drawn(1024)
+    add = load("vector_add.tile", "vector_add")
+    out = torch.empty_like(x)
+    attention = attention_kernel(True)
+    q = drawn(1, 1, 64, 64, dtype=torch.bfloat16)
+    calls = {
+        "tileloom add, new output": lambda: add(x, y), "tileloom add, out=": lambda: add(x, y, out=out),
+        "tileloom attention": lambda: attention(q, q, q, 0.125), "torch add": lambda: torch.add(x, y),
+        "torch add, out=": lambda: torch.add(x, y, out=out),
+        "torch attention": lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q),
+    }  # fmt: skip
+    rows = []
+    for name, call in calls.items():
+        for _ in range(20):
+            call()
+        torch.cuda.synchronize()
+        best = []
+        for _ in range(15):
+            start = time.perf_counter()
+            for _ in range(100):
+                call()
+            best.append((time.perf_counter() - start) * 1e4)
+            torch.cuda.synchronize()
+        rows.append({"case": "host time of a call", "variant": name, "us": statistics.median(best), "samples_us": best})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = add(x, y)
+    x.copy_(drawn(1024))
+    graph.replay()
+    torch.cuda.synchronize()
+    rows.append({"case": "CUDA graph", "variant": "tileloom add", "equal": bool(torch.equal(captured, x + y))})
+    return rows
+
+
+SUITES: dict[str, Callable[[], list[Case]]] = {
+    "elementwise": elementwise, "reduction": reduction, "softmax": softmax, "norm": norm, "gemm": gemm, "attention": attention,
+}  # fmt: skip
+
+
+def facts(suite: str) -> dict[str, Any]:
+    def told(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return {
+        "schema_version": 1,
+        "suite": suite,
+        "commit": told("git", "rev-parse", "HEAD") or None,
+        "command": sys.argv,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "tileloom": tl.__version__},
+        "device": torch.cuda.get_device_name(),
+        "driver": told("nvidia-smi", "--query-gpu=driver_version,clocks.sm,temperature.gpu", "--format=csv,noheader"),
+        "conditions": f"L2 overwritten before each call, {SAMPLES} interleaved samples, medians",
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"{row['case']:36} {row['variant']:22} FAILED {row['failed']}"
+    rate = f"{row['gbytes_per_s']:8.0f} GB/s" if "gbytes_per_s" in row else f"{row.get('tflops', 0):8.1f} TFLOP/s"
+    if "ms" not in row:
+        return f"{row['case']:36} {row['variant']:22} {row.get('us', row.get('equal'))}"
+    return f"{row['case']:36} {row['variant']:22} {row['ms']:8.4f} ms {rate} error {row['error']:.1e} first {row['first_call_s']:.1f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=[*SUITES, "launch"])
+    parser.add_argument("--json", help="where the rows go")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    if given.suite == "launch":
+        rows = launch_rows()
+    else:
+        rows = []
+        cases = [c for c in SUITES[given.suite]() if given.only in c.name]
+        while cases:
+            rows += measure(cases.pop(0))
+            torch.cuda.empty_cache()
+            for row in [r for r in rows if not r.get("shown")]:
+                print(shown(row), flush=True)
+                row["shown"] = True
+    for row in rows:
+        if not row.pop("shown", False):
+            print(shown(row), flush=True)
+    if given.json:
+        Path(given.json).write_text(json.dumps({**facts(given.suite), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
