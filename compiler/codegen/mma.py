@@ -47,7 +47,7 @@ from .shared_memory import Touched
 from .simt import Kernel
 from .simt_elements import NARROW, Wide
 from .simt_source import NOWHERE, Point, Registers, Staged, Value, joined, local_array, starts_late
-from .tile_types import Facts, contexts, is_product, leaves, rewrite, static_value, tile_axes
+from .tile_types import Context, Facts, contexts, is_product, leaves, rewrite, static_value, tile_axes
 
 SIXTEEN = (DType.F16, DType.BF16)
 STEP = 16  # elements of the contracted axis that one instruction takes
@@ -233,7 +233,7 @@ class MatrixKernel(Kernel):
                 return found
         raise Unfit("its tiles do not divide into 16 rows and 16 columns a warp")
 
-    def _operands(self) -> list[tuple[object, Expr]]:
+    def _operands(self) -> list[tuple[Context, Expr]]:
         return [(c, c.expr) for c in self.contexts if c.kind == "operand" and c.expr is not None]
 
     def _is_result(self, e: Expr, types: Mapping[str, TileType]) -> bool:
@@ -263,11 +263,8 @@ class MatrixKernel(Kernel):
         )
 
     def _crossing(self) -> frozenset[str]:
-        held = {
-            (x.arg if isinstance(x, Cast) else x).name  # type: ignore[union-attr]
-            for c, x in self._operands()
-            if self._in_registers(x, c.types)  # type: ignore[attr-defined]
-        }
+        inner = [(x.arg if isinstance(x, Cast) else x, self._in_registers(x, c.types)) for c, x in self._operands()]
+        held = {x.name for x, in_registers in inner if in_registers and isinstance(x, Name)}
         read = super()._crossing()
         others = {
             x.name
@@ -279,7 +276,7 @@ class MatrixKernel(Kernel):
         staged = {
             x.name
             for c, x in self._operands()
-            if isinstance(x, Name) and not self._in_registers(x, c.types)  # type: ignore[attr-defined]
+            if isinstance(x, Name) and not self._in_registers(x, c.types)
         }
         return (read - held) | frozenset(others) | frozenset(staged)
 
