@@ -226,7 +226,7 @@ def explain(c: Compilation, naive: Compilation, threads: int = 1) -> Explanation
         fusion=_fusion(c, naive),
         memory=_memory(c, naive, threads),
         schedule=print_schedule(c.schedule),
-        remarks=tuple(_remark(r) for r in c.remarks),
+        remarks=_remarks(c.remarks),
     )
 
 
@@ -398,6 +398,12 @@ def _contribution(s: State, x: Node, extremum: float, element: float, guard: boo
 def _missed(remarks: Iterable[Remark]) -> Iterator[MissedFacts]:
     found = (MissedFacts(r.message, where(r.span)) for r in remarks if r.name == "not-one-pass")
     yield from dict.fromkeys(found)
+
+
+def _remarks(remarks: Iterable[Remark]) -> tuple[RemarkFacts, ...]:
+    """Each once: what a function does to its argument is remarked wherever the function is used."""
+    found = [_remark(r) for r in remarks]
+    return tuple(r for i, r in enumerate(found) if r not in found[:i])
 
 
 def _remark(r: Remark) -> RemarkFacts:

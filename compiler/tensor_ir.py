@@ -140,7 +140,23 @@ class Carried(Node):
 
 ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "min", "max", "floordiv", "mod"})
 FLOATING = frozenset(
-    {"div", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "round", "pow"}
+    {
+        "div",
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "sqrt",
+        "rsqrt",
+        "tanh",
+        "erf",
+        "sin",
+        "cos",
+        "floor",
+        "ceil",
+        "round",
+        "pow",
+    }
 )
 COMPARISONS = frozenset({"lt", "le", "eq", "ne"})
 LOGICAL = frozenset({"and", "or", "not"})

@@ -15,7 +15,7 @@ from .tile_source import TileText, read_tiles
 from .verify import VerifyError, verify_module
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TilesKernel(s.ProgramKernel):
     """`kernel` is the heading only: the parameters in their order, tensors with as many axes as they have."""
 

@@ -374,3 +374,6 @@ class ProgramKernel:
 
     program: Program
     kernel: Kernel
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.kernel.name.name} of {self.program.file.source.name}>"

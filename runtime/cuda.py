@@ -39,7 +39,7 @@ from .cache import digest, digest_of_files, store
 if TYPE_CHECKING:
     from .device_kernel import Launch
 
-INSTALL = "pip install 'tileloom[cuda]'"
+INSTALL = "pip install '.[cuda]' in the folder of tileloom"
 if importlib.util.find_spec("numba_cuda") is None:
     raise ImportError(
         f"CUDA kernels need numba-cuda and the CUDA toolkit, which are not installed: {INSTALL}"

@@ -139,7 +139,7 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ImportError: CUDA kernels need numba-cuda and the CUDA toolkit" in done.stderr
-    assert "pip install 'tileloom[cuda]'" in done.stderr
+    assert "pip install '.[cuda]'" in done.stderr
 
 
 # ---------------------------------------------------------------- wide accesses and matrix units

@@ -238,7 +238,9 @@ def _multiplied(h: Any, s: Setting) -> list[Any]:
 
 def _never_zero(n: Node) -> bool:
     """Is a state above 0 once it has an element: a sum of exponentials."""
-    return isinstance(n, Reduce) and n.fn == "sum" and isinstance(n.body, Apply) and n.body.op in ("exp", "exp2")
+    return (
+        isinstance(n, Reduce) and n.fn == "sum" and isinstance(n.body, Apply) and n.body.op in ("exp", "exp2")
+    )
 
 
 def _scales(fn: str, repair: Any) -> Obligation:

@@ -138,6 +138,9 @@ class CompiledKernel:
         """The same kernel with `fuse none`: one launch for each statement, intermediates in memory."""
         return CompiledKernel(self.kernel, self.target, replace(self.options, fuse="none"))
 
+    def __repr__(self) -> str:
+        return f"<{self.name} for {self.target}, of {self.kernel.program.file.source.name}>"
+
     @property
     def name(self) -> str:
         return self.kernel.kernel.name.name
@@ -340,8 +343,9 @@ class CompiledKernel:
         extents = extents_of(graph, call.shapes, call.scalars)
         check_call(graph, extents, call.scalars)
         case = Case(graph, call.dtypes, extents, call.scalars, call.tensors)
-        rows = run_case(case, variants(self, self.naive, case, against))
-        return Benchmark(self.name, rows)
+        result = Benchmark(self.name)
+        result.rows += run_case(case, variants(self, self.naive, case, against))
+        return result
 
 
 # ---------------------------------------------------------------- details

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import time
 import tracemalloc
@@ -110,12 +111,25 @@ class Measured:
         return {**self.row.as_json(), **own}
 
 
+def busy() -> str | None:
+    """Why times would say little now: others use the machine. A library whose threads spin suffers most."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    processors = os.cpu_count() or 1
+    if load <= processors:
+        return None
+    return (
+        f"{processors} processors with {load:.1f} programs waiting for them: do not trust these times, "
+        "NumPy's least of all"
+    )
+
+
 @dataclass
 class Benchmark:
-    """All rows of one benchmark. As text, a table."""
+    """All rows of one benchmark. As text, a table, after a warning where the machine was busy before."""
 
     kernel: str
     rows: list[Measured] = field(default_factory=list)
+    busy: str | None = field(default_factory=busy)
 
     def as_json(self, command: Sequence[str] | None = None) -> dict[str, Any]:
         """The recorded form (DESIGN 9)."""
@@ -126,7 +140,8 @@ class Benchmark:
     def __str__(self) -> str:
         from .render import bench_table, plain
 
-        return plain(bench_table(self.rows))
+        warning = f"warning: {self.busy}\n" if self.busy else ""
+        return warning + plain(bench_table(self.rows))
 
 
 # ---------------------------------------------------------------- what to measure

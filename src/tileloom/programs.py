@@ -19,6 +19,9 @@ from .dsl.types import DType
 class Program(syntax.Program):
     """A program whose `program["name"]` finds tile programs too."""
 
+    def __repr__(self) -> str:
+        return f"<program {self.file.source.name}: {', '.join(names(self)) or 'no kernels'}>"
+
     def __getitem__(self, name: str) -> syntax.ProgramKernel:
         return kernel_named(self, name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -36,7 +35,8 @@ def run(arguments: Namespace) -> int:
     if kernel.target == "interp" or kernel.machine.is_cuda:
         raise usage(f"bench runs compiled code on this machine; the target is {kernel.target}")
     result = Benchmark(kernel.name)
-    _warn_of_others()
+    if result.busy:
+        print(f"warning: {result.busy}", file=sys.stderr)
     for p in found:
         case = Case(p.graph, p.dtypes, p.extents, p.numbers, p.tensors(arguments.seed))
         with refusals(USAGE):
@@ -51,18 +51,6 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         _record(result, arguments.json)
     return 0
-
-
-def _warn_of_others() -> None:
-    """Times of a busy machine say little; a library whose threads spin suffers most."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    processors = os.cpu_count() or 1
-    if load > processors:
-        print(
-            f"warning: {processors} processors with {load:.1f} programs waiting for them: do not trust these times, "
-            "NumPy's least of all",
-            file=sys.stderr,
-        )
 
 
 def _record(result: Benchmark, where: str) -> None:

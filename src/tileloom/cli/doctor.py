@@ -17,7 +17,7 @@ from ..runtime.threads import threads
 
 PACKAGES = ("numba", "llvmlite", "numpy", "ml_dtypes", "sympy", "lark", "numba-cuda", "torch")
 OPTIONAL = {
-    "numba-cuda": "for GPUs: pip install 'tileloom[cuda]'",
+    "numba-cuda": "for GPUs: pip install '.[cuda]' in the folder of tileloom",
     "torch": "only for calls with its tensors",
 }
 
