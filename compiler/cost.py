@@ -10,64 +10,119 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from . import tile_ir as tile
 from .target import CudaTarget, Target
 from .tile_ir import Expr
 
 SPECIAL = frozenset({"exp", "exp2", "log", "log2", "tanh", "erf", "sin", "cos", "pow"})
+COSTLY = frozenset({"tanh", "erf", "sin", "cos", "pow"})
+"""Those that take several times an exponential; their own rate is measured with tanh."""
 SLOW = frozenset({"div", "sqrt", "rsqrt", "floordiv", "mod"})
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Totals of one or several launches. `bytes` is memory traffic, `tasks` how many independent parts there are."""
+    """Totals of one or several launches.
 
-    dot_flops: float = 0.0
+    `dots` pairs the columns of a product's second operand (a power of two, at most `WIDE`) with its floating operations;
+    `reduce_ops` are elements that enter a reduction, `gather_ops` elements read through a computed index, `vector_ops` all
+    other elementwise work. `bytes` is memory traffic, `fresh` the bytes of each new array that is written and how many of
+    that size there are, `tasks` how many independent parts there are.
+    """
+
+    dots: tuple[tuple[int, float], ...] = ()
     vector_ops: float = 0.0
+    reduce_ops: float = 0.0
+    gather_ops: float = 0.0
     special_ops: float = 0.0
+    costly_ops: float = 0.0
     bytes: float = 0.0
+    fresh: tuple[tuple[float, int], ...] = ()
     launches: int = 0
     tasks: float = 1.0
 
+    @property
+    def dot_flops(self) -> float:
+        return sum(f for _, f in self.dots)
+
+    @property
+    def operations(self) -> float:
+        """Everything computed, each counted once."""
+        special = self.special_ops + self.costly_ops
+        return self.dot_flops + self.vector_ops + self.reduce_ops + self.gather_ops + special
+
     def __add__(self, other: Cost) -> Cost:
+        dots = dict(self.dots)
+        for columns, flops in other.dots:
+            dots[columns] = dots.get(columns, 0.0) + flops
         return Cost(
-            self.dot_flops + other.dot_flops,
+            tuple(sorted(dots.items())),
             self.vector_ops + other.vector_ops,
+            self.reduce_ops + other.reduce_ops,
+            self.gather_ops + other.gather_ops,
             self.special_ops + other.special_ops,
+            self.costly_ops + other.costly_ops,
             self.bytes + other.bytes,
+            (*self.fresh, *other.fresh),
             self.launches + other.launches,
             min(self.tasks, other.tasks),
         )
 
 
+WIDE = 128
+"""Columns from which a product is as fast as it gets."""
+
+
 @dataclass(frozen=True)
 class Rates:
     """What a machine does in a second with all its `units` (threads, multiprocessors); `launch_s` is the fixed cost of one
-    launch. `copy_rates` pairs a working set in bytes with the bytes a second that a copy of that size moves, smallest
-    first: caches make small ones faster. `origin` says where the figures come from."""
+    launch and `task_s` that of one task on one unit.
 
-    dot_flops_per_s: float
+    `dot_rates` pairs a product's columns with its floating operations a second, `copy_rates` a working set in bytes with
+    the bytes a second that a copy of that size moves, `fresh_rates` the size of a new array with the bytes of it that are
+    touched first in a second (the system hands out pages then); all smallest first. `origin` says where they come from.
+    """
+
+    dot_rates: tuple[tuple[float, float], ...]
     vector_ops_per_s: float
+    reduce_ops_per_s: float
+    gather_ops_per_s: float
     special_ops_per_s: float
+    costly_ops_per_s: float
     copy_rates: tuple[tuple[float, float], ...]
+    fresh_rates: tuple[tuple[float, float], ...]
     launch_s: float
+    task_s: float
     units: int
     origin: str
 
-    def bytes_per_s(self, working_set: float) -> float:
-        """The copy rate at a working set, interpolated in the logarithm of the size; the ends hold beyond them."""
-        below = [x for x in self.copy_rates if x[0] <= working_set]
-        above = [x for x in self.copy_rates if x[0] > working_set]
-        if not below or not above:
-            return (below or above)[-1 if below else 0][1]
-        (a, x), (b, y) = below[-1], above[0]
-        part = math.log(working_set / a) / math.log(b / a)
-        return math.exp((1 - part) * math.log(x) + part * math.log(y))
+
+def interpolated(table: tuple[tuple[float, float], ...], x: float) -> float:
+    """A rate at x, interpolated in logarithms between the entries; the ends hold beyond them."""
+    below = [p for p in table if p[0] <= x]
+    above = [p for p in table if p[0] > x]
+    if not below or not above:
+        return below[-1][1] if below else above[0][1]
+    (a, y), (b, z) = below[-1], above[0]
+    part = math.log(x / a) / math.log(b / a)
+    return math.exp((1 - part) * math.log(y) + part * math.log(z))
 
 
 CPU_RATES = Rates(
-    60e9, 8e9, 1e9, ((1.0, 15e9),), 5e-6, 2, "nominal figures of two cores, not of this machine"
+    dot_rates=((float(WIDE), 60e9),),
+    vector_ops_per_s=8e9,
+    reduce_ops_per_s=4e9,
+    gather_ops_per_s=0.5e9,
+    special_ops_per_s=1e9,
+    costly_ops_per_s=0.4e9,
+    copy_rates=((1.0, 15e9),),
+    fresh_rates=((1.0, 50e9),),
+    launch_s=5e-6,
+    task_s=5e-7,
+    units=2,
+    origin="nominal figures of two cores, not of this machine",
 )
 
 
@@ -77,8 +132,20 @@ def rates(target: Target) -> Rates:
         return CPU_RATES
     f32 = (target.f32_tflops or 10.0) * 1e12
     bandwidth = (target.dram_gbytes_per_s or 500.0) * 1e9
-    origin = f"data sheet of {target.name}, derated"
-    return Rates(0.5 * f32, 0.25 * f32, f32 / 16, ((1.0, 0.8 * bandwidth),), 4e-6, target.sms or 1, origin)
+    return Rates(
+        dot_rates=((float(WIDE), 0.5 * f32),),
+        vector_ops_per_s=0.25 * f32,
+        reduce_ops_per_s=0.1 * f32,
+        gather_ops_per_s=0.05 * f32,
+        special_ops_per_s=f32 / 16,
+        costly_ops_per_s=f32 / 64,
+        copy_rates=((1.0, 0.8 * bandwidth),),
+        fresh_rates=((1.0, math.inf),),
+        launch_s=4e-6,
+        task_s=1e-7,
+        units=target.sms or 1,
+        origin=f"data sheet of {target.name}, derated",
+    )
 
 
 @dataclass(frozen=True)
@@ -93,35 +160,39 @@ class Prediction:
 def predict(cost: Cost, r: Rates) -> Prediction:
     """The time of one launch. Memory and arithmetic overlap; vector, special and dot work share the same units and add up.
     Fewer tasks than units leave units idle, and the last round of tasks leaves some."""
-    rounds = -(-cost.tasks // r.units)
+    rounds = max(1.0, -(-cost.tasks // r.units))
     busy = cost.tasks / (rounds * r.units) if cost.tasks else 1.0
     parts = {
-        "memory": cost.bytes / r.bytes_per_s(cost.bytes),
-        "dot": cost.dot_flops / r.dot_flops_per_s / busy,
+        "memory": cost.bytes / interpolated(r.copy_rates, max(cost.bytes, 1.0)),
+        "dot": sum(f / interpolated(r.dot_rates, columns) for columns, f in cost.dots) / busy,
         "vector": cost.vector_ops / r.vector_ops_per_s / busy,
-        "special": cost.special_ops / r.special_ops_per_s / busy,
+        "reduce": cost.reduce_ops / r.reduce_ops_per_s / busy,
+        "gather": cost.gather_ops / r.gather_ops_per_s / busy,
+        "special": (cost.special_ops / r.special_ops_per_s + cost.costly_ops / r.costly_ops_per_s) / busy,
+        "fresh": sum(n * size / interpolated(r.fresh_rates, max(size, 1.0)) for size, n in cost.fresh),
+        "tasks": rounds * r.task_s,
         "launch": cost.launches * r.launch_s,
     }
-    arithmetic = parts["dot"] + parts["vector"] + parts["special"]
-    return Prediction(max(parts["memory"], arithmetic) + parts["launch"], binding(parts), parts)
+    work = sum(parts[k] for k in ARITHMETIC)
+    return Prediction(max(parts["memory"], work) + parts["launch"], binding(parts), parts)
+
+
+ARITHMETIC = ("dot", "vector", "reduce", "gather", "special", "fresh", "tasks")
+"""Terms that share the units, and so add up."""
 
 
 def binding(parts: Mapping[str, float]) -> str:
     """The resource that a predicted time is mostly made of."""
-    arithmetic = parts["dot"] + parts["vector"] + parts["special"]
+    arithmetic = sum(parts[k] for k in ARITHMETIC)
     if parts["launch"] >= max(parts["memory"], arithmetic):
         return "launch"
-    return (
-        "memory"
-        if parts["memory"] >= arithmetic
-        else max(("dot", "vector", "special"), key=lambda k: parts[k])
-    )
+    return "memory" if parts["memory"] >= arithmetic else max(ARITHMETIC, key=lambda k: parts[k])
 
 
 def predict_module(module: tile.TileModule, extents: Mapping[str, int], r: Rates) -> Prediction:
     """The time of all launches, one after the other."""
     each = [predict(estimate(p, extents), r) for p in module.programs]
-    parts = {k: sum(p.parts[k] for p in each) for k in ("memory", "dot", "vector", "special", "launch")}
+    parts = {k: sum(p.parts[k] for p in each) for k in ("memory", *ARITHMETIC, "launch")}
     return Prediction(sum(p.seconds for p in each), binding(parts), parts)
 
 
@@ -131,10 +202,9 @@ def estimate(program: tile.TileProgram, extents: Mapping[str, int]) -> Cost:
 
 
 def module_cost(module: tile.TileModule, extents: Mapping[str, int]) -> Cost:
-    total = Cost()
-    for p in module.programs:
-        total += estimate(p, extents)
-    return total
+    """The costs of all launches, added up."""
+    each = [estimate(p, extents) for p in module.programs]
+    return reduce(lambda a, b: a + b, each) if each else Cost()
 
 
 class _Estimate:
@@ -146,13 +216,19 @@ class _Estimate:
         for w in program.whole:
             self.size[w.name] = max(0.0, self.value(w.extent))
             self.env.setdefault(w.name, self.size[w.name] / 2)
-        self.dot_flops = self.vector_ops = self.special_ops = 0.0
+        self.dots: dict[int, float] = {}
+        self.vector_ops = self.reduce_ops = self.gather_ops = 0.0
+        self.special_ops = self.costly_ops = 0.0
         self.tasks = 1.0
 
     def cost(self) -> Cost:
         self.body(self.program.body, 1.0)
         traffic = sum(self.tensor_bytes(p) * (2 if p.mode == "inout" else 1) for p in self.program.params)
-        return Cost(self.dot_flops, self.vector_ops, self.special_ops, traffic, 1, self.tasks)
+        dots = tuple(sorted(self.dots.items()))
+        return Cost(
+            dots, self.vector_ops, self.reduce_ops, self.gather_ops, self.special_ops, self.costly_ops,
+            traffic, tuple((self.tensor_bytes(p), 1) for p in self.program.params if p.mode == "out"), 1, self.tasks,
+        )  # fmt: skip
 
     def tensor_bytes(self, p: tile.Param) -> float:
         n = float(p.dtype.bytes)
@@ -165,6 +241,8 @@ class _Estimate:
             match s:
                 case tile.Let():
                     self.axes[s.name] = frozenset(s.type.axes)
+                    if not s.type.axes and s.type.dtype.is_integer:
+                        self.env[s.name] = self.value(s.value)  # a loop bound
                     self.work(s.value, times)
                 case tile.Store():
                     self.work(s.value, times)
@@ -210,22 +288,32 @@ class _Estimate:
             case tile.AxisIndex(axis=a):
                 return frozenset({a}) & self.size.keys()
             case tile.Dot(a=a, b=b, over=over):
-                axes = self.work(a, times) | self.work(b, times)
-                self.dot_flops += 2 * times * self.lanes(axes)
-                return axes - frozenset(over)
+                left, right = self.work(a, times), self.work(b, times)
+                columns = self.lanes(right - frozenset(over))
+                width = min(WIDE, 1 << max(0, round(math.log2(columns)))) if columns >= 1 else 1
+                flops = 2 * times * self.lanes(left | right)
+                self.dots[width] = self.dots.get(width, 0.0) + flops
+                return (left | right) - frozenset(over)
             case tile.Reduce(arg=x, over=over):
                 axes = self.work(x, times)
-                self.vector_ops += times * self.lanes(axes)
+                self.reduce_ops += times * self.lanes(axes)
                 return axes - frozenset(over)
         below: frozenset[str] = frozenset().union(*(self.work(x, times) for x in tile.operands(e)))
         if isinstance(e, tile.Load):
-            self.vector_ops += times * self.lanes(below)
+            if any(
+                isinstance(x, tile.Load | tile.Name) for i in e.subscripts for x in tile.subexpressions(i)
+            ):
+                self.gather_ops += times * self.lanes(below)
+            else:
+                self.vector_ops += times * self.lanes(below)
         elif isinstance(e, tile.Apply):
             self.operation(e.op, times * self.lanes(below))
         return below
 
     def operation(self, op: str, n: float) -> None:
-        if op in SPECIAL:
+        if op in COSTLY:
+            self.costly_ops += n
+        elif op in SPECIAL:
             self.special_ops += n
         else:
             self.vector_ops += n * (4 if op in SLOW else 1)
@@ -236,6 +324,8 @@ class _Estimate:
             case tile.Const(value=v):
                 return float(v)
             case tile.ExtentRef(name=n) | tile.AxisIndex(axis=n):
+                return float(self.env[n])
+            case tile.Name(name=n) if n in self.env:
                 return float(self.env[n])
             case tile.Reduce(arg=x) | tile.Cast(arg=x):
                 return self.value(x)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..compiler.cost import Cost, Rates, module_cost
+from ..compiler.cost import WIDE, Cost, Rates, module_cost
 from ..compiler.evaluate import evaluate
 from ..compiler.pipeline import Compilation, compile_kernel
 from ..compiler.target import CPU
@@ -33,14 +33,23 @@ kernel arithmetic(x: f32[M, N]) -> y: f32[M, N] {
     y[m, n] = d[m, n] * 0.125 + c[m, n] * a[m, n]
 }
 kernel special(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = exp(x[m, n]) + exp(-x[m, n]) }
+kernel costly(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = tanh(x[m, n]) + tanh(x[m, n] + 1) }
+kernel summed(x: f32[M, N]) -> y: f32[M] { y[m] = sum[n](x[m, n]) }
+kernel gathered(x: f32[V, N], id: i32[M]) -> y: f32[M, N] { y[m, n] = x[id[m], n] }
+kernel small(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = x[m, n] }
 kernel product(x: f32[M, K], w: f32[K, N]) -> y: f32[M, N] { y[m, n] = sum[k](x[m, k] * w[k, n]) }
 """
 """One probe for each rate. `arithmetic` and `special` work on tiles that stay in the cache."""
 SIZES = {
     "arithmetic": {"M": 512, "N": 1024},
     "special": {"M": 512, "N": 1024},
-    "product": {"M": 1024, "N": 1024, "K": 1024},
+    "costly": {"M": 512, "N": 1024},
+    "summed": {"M": 512, "N": 1024},
+    "gathered": {"M": 512, "N": 1024, "V": 512},
+    "small": {"M": 1 << 15, "N": 4},
 }
+COLUMNS = (16, 64, 1024)
+"""Columns of the products, of 1024 rows and 1024 terms each."""
 COPIED = (1 << 17, 1 << 20, 1 << 23, 1 << 26)
 """Elements copied: from what a core's cache holds to far more than any cache."""
 SAMPLES = 15
@@ -50,26 +59,40 @@ def measure() -> Rates:
     """The rates of this machine with all threads of the runtime; about ten seconds, most of it compiling."""
     launch_s = _seconds("copied", {"N": 16})[0]
     copies = [_seconds("copied", {"N": n}) for n in COPIED]
-    product_s, product = _seconds("product", SIZES["product"])
+    fresh = [_seconds("copied", {"N": n}, fresh=True)[0] for n in COPIED]
+    products = [(n, *_seconds("product", {"M": 1024, "K": 1024, "N": n})) for n in COLUMNS]
+    small_s, small = _seconds("small", SIZES["small"])
     vector_s, arithmetic = _seconds("arithmetic", SIZES["arithmetic"])
     vector_rate = arithmetic.vector_ops / (vector_s - launch_s)
-    special_s, special = _seconds("special", SIZES["special"])
-    special_rate = special.special_ops / max(special_s - launch_s - special.vector_ops / vector_rate, 1e-9)
+
+    def rate(name: str, counted: Callable[[Cost], float]) -> float:
+        """Operations a second, what is neither launch nor plain elementwise work."""
+        seconds, cost = _seconds(name, SIZES[name])
+        return counted(cost) / max(seconds - launch_s - cost.vector_ops / vector_rate, 1e-9)
+
     return Rates(
-        dot_flops_per_s=product.dot_flops / (product_s - launch_s),
+        dot_rates=tuple((float(min(n, WIDE)), c.dot_flops / (s - launch_s)) for n, s, c in products),
         vector_ops_per_s=vector_rate,
-        special_ops_per_s=special_rate,
+        reduce_ops_per_s=rate("summed", lambda c: c.reduce_ops),
+        gather_ops_per_s=rate("gathered", lambda c: c.gather_ops),
+        special_ops_per_s=rate("special", lambda c: c.special_ops),
+        costly_ops_per_s=rate("costly", lambda c: c.costly_ops),
         copy_rates=tuple((c.bytes, c.bytes / max(s - launch_s, 1e-9)) for s, c in copies),
+        fresh_rates=tuple(
+            (4.0 * n, 4.0 * n / max(new - old, 1e-9))
+            for n, (old, _), new in zip(COPIED, copies, fresh, strict=True)
+        ),
         launch_s=launch_s,
+        task_s=(small_s - launch_s) * threads() / small.tasks,
         units=threads(),
         origin=f"measured on {processor()} with {threads()} threads",
     )
 
 
-def _seconds(name: str, sizes: dict[str, int]) -> tuple[float, Cost]:
-    """Median time of a probe, and its cost by the model."""
+def _seconds(name: str, sizes: dict[str, int], fresh: bool = False) -> tuple[float, Cost]:
+    """Median time of a probe, and its cost by the model. `fresh`: it writes to a new array each time."""
     compilation = compile_kernel(parse(PROBES)[name], CPU, sizes)
-    call = _call(compilation, sizes)
+    call = _call(compilation, sizes, fresh)
     call()
     samples = []
     for _ in range(SAMPLES):
@@ -79,16 +102,21 @@ def _seconds(name: str, sizes: dict[str, int]) -> tuple[float, Cost]:
     return statistics.median(samples), module_cost(compilation.module, sizes)
 
 
-def _call(compilation: Compilation, sizes: dict[str, int]) -> Callable[[], object]:
+def _call(compilation: Compilation, sizes: dict[str, int], fresh: bool) -> Callable[[], object]:
     kernel = Kernel(compilation.graph, compilation.module, build(compilation.source))
     rng = np.random.default_rng(0)
 
     def shape(t: Tensor) -> tuple[int, ...]:
         return tuple(int(evaluate(e, sizes, {})) for e in t.shape)
 
-    tensors = [rng.standard_normal(shape(t), np.float32) for t in compilation.graph.tensors.values()]
+    tensors = [
+        rng.standard_normal(shape(t), np.float32)
+        if t.dtype.is_float
+        else rng.integers(0, 512, shape(t), np.int32)
+        for t in compilation.graph.tensors.values()
+    ]
     (output,) = (np.zeros(shape(t), np.float32) for t in compilation.graph.outputs.values())
-    return lambda: kernel(*tensors, out=output)
+    return lambda: kernel(*tensors) if fresh else kernel(*tensors, out=output)
 
 
 def save(rates: Rates, path: Path) -> None:
@@ -97,4 +125,8 @@ def save(rates: Rates, path: Path) -> None:
 
 def load(path: Path) -> Rates:
     facts = json.loads(path.read_text())
-    return Rates(**{**facts, "copy_rates": tuple((float(a), float(b)) for a, b in facts["copy_rates"])})
+    tables = {
+        k: tuple((float(a), float(b)) for a, b in facts[k])
+        for k in ("copy_rates", "dot_rates", "fresh_rates")
+    }
+    return Rates(**{**facts, **tables})

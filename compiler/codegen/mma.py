@@ -13,15 +13,13 @@ A computed f32 operand that meets a stored 16-bit one is rounded to its type (DE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import TileError
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (
-    Apply,
     AxisIndex,
     Cast,
     Dot,
@@ -31,7 +29,6 @@ from ..tile_ir import (
     Grid,
     Let,
     Load,
-    LoopAxis,
     Name,
     Stmt,
     Store,
@@ -46,7 +43,7 @@ from .scalar_cuda import Code, convert
 from .shared_memory import Touched
 from .simt import Kernel
 from .simt_elements import NARROW, Wide
-from .simt_source import NOWHERE, Point, Registers, Staged, Value, joined, local_array, starts_late
+from .simt_source import Point, Registers, Staged, Value, starts_late
 from .tile_types import Context, Facts, contexts, is_product, leaves, rewrite, static_value, tile_axes
 
 SIXTEEN = (DType.F16, DType.BF16)

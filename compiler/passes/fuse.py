@@ -210,8 +210,7 @@ def _reason(
         saved = other.cost.bytes - chosen.cost.bytes
         why = f"saves {saved:,.0f} bytes of traffic" if saved > 0 else "costs no more traffic"
     else:
-        again = other.cost.dot_flops + other.cost.vector_ops + other.cost.special_ops
-        now = chosen.cost.dot_flops + chosen.cost.vector_ops + chosen.cost.special_ops
+        again, now = other.cost.operations, chosen.cost.operations
         why = (
             f"avoids {again - now:,.0f} operations done again" if again > now else "keeps each launch simple"
         )

@@ -82,7 +82,8 @@ class _Lowering:
     ) -> None:
         self.graph, self.region, self.plan, self.statics, self.remarks = graph, region, plan, statics, remarks
         self.hints = with_scaled(dict(region.hints))
-        self.order = {a: i for i, a in enumerate(graph.axes)}
+        stored_first = dict.fromkeys([*(a for d in region.roots for a in d.axes), *graph.axes])
+        self.order = {a: i for i, a in enumerate(stored_first)}
         stored = {n.tensor for n in t.walk(region.values) if isinstance(n, t.Read)} | {
             d.name for d in region.roots
         }

@@ -185,7 +185,8 @@ def axis_roles(
         if a in small and a not in bound and (a in lacking or a not in everywhere)
     }
     order = _in_order(graph)
-    grid = order(a for a in everywhere if a not in bound and a not in whole)
+    # as the first root has them: its last axis lies densest in memory
+    grid = tuple(a for a in region.roots[0].axes if a in everywhere and a not in bound and a not in whole)
     reduced = order(a for a in bound if a not in whole)
     serial = order(a for axes in root_axes for a in axes if a not in {*grid, *whole, *reduced})
     tiled, inside, outside = _tiled(region, outer, grid)
