@@ -1,4 +1,4 @@
-"""Faults that other systems had with matrix products (design's list, kind matmul): small whole numbers, so results are exact."""
+"""Faults that other systems had with matrix products (kind matmul): small whole numbers, so results are exact."""
 
 from __future__ import annotations
 
