@@ -110,6 +110,7 @@ class Assembled:
     seconds: float
     program: str
     multiples: Mapping[str, int]
+    at_most: Mapping[str, int]
 
     @property
     def sass(self) -> str:
@@ -120,7 +121,7 @@ class Assembled:
 class Variant:
     """One kernel of a generated source, as its `LAUNCHES` state it.
 
-    It may be launched where each extent of `multiples` is a multiple of that number and each tensor of `wide` starts at a
+    It may be launched where each extent of `multiples` is a multiple of that number, each of `at_most` no more, and each tensor of `wide` starts at a
     multiple of 16 bytes, has stride 1 along its last axis and multiples of 16 bytes along the others.
     """
 
@@ -130,6 +131,7 @@ class Variant:
     tasks: Callable[..., int] = field(repr=False)
     multiples: Mapping[str, int]
     wide: tuple[str, ...]
+    at_most: Mapping[str, int]
 
 
 def variants(source: str) -> dict[str, list[Variant]]:
@@ -141,8 +143,9 @@ def variants(source: str) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {}
     for name, x in launches.items():
         variant = Variant(
-            name, x["threads"], x["shared_bytes"], x["tasks"], x.get("multiples", {}), tuple(x.get("wide", ()))
-        )
+            name, x["threads"], x["shared_bytes"], x["tasks"], x.get("multiples", {}), tuple(x.get("wide", ())),
+            x.get("at_most", {}),
+        )  # fmt: skip
         found.setdefault(x.get("program", name), []).append(variant)
     return found
 
@@ -163,7 +166,7 @@ def machine_code(source: str, name: str, target: CudaTarget) -> Assembled:
         made = _assemble_kernel(load(source), name, target)
         fields = (
             "name", "ptx", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "dynamic_shared_bytes", "threads",
-            "parameters", "log", "seconds", "program", "multiples",
+            "parameters", "log", "seconds", "program", "multiples", "at_most",
         )  # fmt: skip
         head = json.dumps({f: getattr(made, f) for f in fields}).encode()
         folder.put(group, head + b"\n" + made.cubin, name[:100])
@@ -206,6 +209,7 @@ def _assemble_kernel(namespace: Mapping[str, Any], name: str, target: CudaTarget
         name, target, ptx, cubin, **numbers, dynamic_shared_bytes=launch["shared_bytes"], threads=launch["threads"],
         tasks=launch["tasks"], parameters=parameters, log=log, seconds=time.perf_counter() - start,
         program=launch.get("program", name), multiples=launch.get("multiples", {}),
+        at_most=launch.get("at_most", {}),
     )  # fmt: skip
 
 
@@ -409,12 +413,17 @@ def _context_handle(number: int) -> int:
     return int(_context(number))
 
 
+def is_current(number: int) -> bool:
+    """Is a device's primary context the current one?"""
+    now = ctypes.c_void_p()
+    _library().cuCtxGetCurrent(ctypes.byref(now))
+    return now.value == _context_handle(number)
+
+
 @contextmanager
 def current(number: int) -> Iterator[None]:
     """See that a device's primary context is current; what was current before is so again after."""
-    library, now = _library(), ctypes.c_void_p()
-    library.cuCtxGetCurrent(ctypes.byref(now))
-    if now.value == _context_handle(number):
+    if is_current(number):
         yield
         return
     with device(number):
@@ -495,7 +504,12 @@ def run_module(
 def _chosen(kernels: Mapping[str, Assembled], program: str, extents: Mapping[str, int]) -> Assembled:
     """The first kernel of a program that the sizes allow."""
     able = (k for k in kernels.values() if k.program == program)
-    return next(k for k in able if all(extents[e] % n == 0 for e, n in k.multiples.items()))
+    return next(
+        k
+        for k in able
+        if all(extents[e] % n == 0 for e, n in k.multiples.items())
+        and all(extents[e] <= n for e, n in k.at_most.items())
+    )
 
 
 class _Copies:

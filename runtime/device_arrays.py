@@ -6,7 +6,9 @@ Nothing is copied and nothing waits. torch and CuPy are never imported here: an 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -97,11 +99,20 @@ def device_of(value: Any) -> int:
 def stream_of(like: Any, device: int) -> int:
     """The handle of the stream that the library of `like` works on now."""
     if is_torch(like):
-        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(device))
+        stream: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+        return stream
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
         return int(cupy.cuda.get_current_stream().ptr)
     return 0
+
+
+def maker(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Callable[[], Any]:
+    """What makes such arrays, one a call."""
+    if is_torch(like):
+        torch = sys.modules["torch"]
+        return partial(torch.empty, shape, dtype=torch_dtype(dtype), device=like.device)
+    return partial(empty, shape, dtype, like)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
@@ -129,18 +140,17 @@ def torch_dtype(dtype: np.dtype[Any]) -> Any:
 
 def address_of(value: Any) -> int:
     """Where its first element lies."""
-    return int(value.data_ptr()) if is_torch(value) else int(value.__cuda_array_interface__["data"][0])
+    pointer = getattr(value, "data_ptr", None)  # torch's
+    return int(pointer()) if pointer is not None else int(value.__cuda_array_interface__["data"][0])
 
 
 def part_of_key(value: Any) -> tuple[object, ...] | None:
     """What of a device array decides checks and code: all but its address, of which only the alignment counts."""
     if is_torch(value):
-        if not value.is_cuda:
+        # a view that torch has yet to negate is made plain first, which a remembered call would not do
+        if not value.is_cuda or value.is_neg():
             return None
-        # a view that torch has yet to negate or conjugate is made plain first, which a remembered call would not do
-        if value.is_neg() or value.is_conj():
-            return None
-        return value.shape, value.stride(), value.dtype, value.device, value.data_ptr() & 15
+        return value.shape, value.stride(), value.dtype, value.get_device(), value.data_ptr() & 15
     facts = getattr(value, "__cuda_array_interface__", None)
     if facts is None:
         return None

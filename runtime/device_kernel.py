@@ -28,6 +28,7 @@ from .device_arrays import (
     device_of,
     empty,
     imported,
+    maker,
     on_device,
     part_of_key,
     stream_of,
@@ -78,23 +79,34 @@ class DeviceReady:
     outputs: int
     launches: tuple[Launch, ...]
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    makers: tuple[Callable[[], Any], ...] | None = field(default=None, repr=False)
 
     def __call__(self, values: Sequence[Any]) -> Any:
         arrays = [values[i] for i in self.places]
         like = arrays[0]
-        arrays += [empty(shape, dtype, like) for shape, dtype in self.made]
-        self.start(arrays, stream_of(like, self.device))
-        results = arrays[len(self.places) : len(self.places) + self.outputs]
-        return results[0] if len(results) == 1 else tuple(results) if results else None
+        if self.makers is None:  # all calls of one key give arrays of one kind
+            self.makers = tuple(maker(shape, dtype, like) for shape, dtype in self.made)
+        made = [make() for make in self.makers]
+        self.start(arrays + made, stream_of(like, self.device))
+        if self.outputs == 1:
+            return made[0]
+        return tuple(made[: self.outputs]) or None
 
     def start(self, arrays: Sequence[Any], stream: int) -> None:
         """Launch on these arrays. The driver copies the arguments, so the lock is held for microseconds."""
         addresses = [address_of(x) for x in arrays]
-        with self.lock, cuda.current(self.device):
-            for launch in self.launches:
-                for slot, i in launch.slots:
-                    slot.value = addresses[i]
-                cuda.start(launch, stream)
+        with self.lock:
+            if cuda.is_current(self.device):
+                self._start(addresses, stream)
+                return
+            with cuda.device(self.device):
+                self._start(addresses, stream)
+
+    def _start(self, addresses: Sequence[int], stream: int) -> None:
+        for launch in self.launches:
+            for slot, i in launch.slots:
+                slot.value = addresses[i]
+            cuda.start(launch, stream)
 
 
 class DeviceKernel(Kernel):
@@ -125,13 +137,18 @@ class DeviceKernel(Kernel):
         results = made[: ready.outputs]
         return results[0] if len(results) == 1 else tuple(results) if results else None
 
-    def device_ready(self, positional: Sequence[Any], named: Mapping[str, Any]) -> DeviceReady:
-        """What runs calls with the `device_key` of this one, which has succeeded."""
+    def device_ready(
+        self, positional: Sequence[Any], named: Mapping[str, Any], outs: Sequence[Any] = ()
+    ) -> DeviceReady:
+        """What runs calls with the `device_key` of this one, which has succeeded; `outs` come after their other values."""
         given = self._bind(tuple(positional), dict(named))
         order = [*self.graph.order[: len(positional)], *named]
-        ready = self._settled_call({n: given[n] for n in self.graph.tensors}, self._scalars(given), [])
+        ready = self._settled_call({n: given[n] for n in self.graph.tensors}, self._scalars(given), outs)
         places = tuple(order.index(n) for n in self.graph.tensors)
-        return DeviceReady(ready.device, places, ready.made, ready.outputs, ready.launches)
+        places += tuple(range(len(order), len(order) + len(outs)))
+        return DeviceReady(
+            ready.device, places, ready.made[len(outs) :], ready.outputs - len(outs), ready.launches
+        )
 
     # -- checks
 
@@ -272,6 +289,7 @@ class _Call:
         """Do sizes, strides and alignment allow the variant?"""
         dtypes = {p.name: p.dtype for p in program.params}
         divisible = all(int(self.numbers[e]) % n == 0 for e, n in v.multiples.items())
+        divisible = divisible and all(int(self.numbers[e]) <= n for e, n in v.at_most.items())
         return divisible and all(self.is_wide(t, 16 // dtypes[t].bytes) for t in v.wide)
 
     def is_wide(self, tensor: str, elements: int) -> bool:

@@ -92,10 +92,12 @@ class Kernel:
     program: str
     multiples: Mapping[str, int]
     wide: Sequence[str]
+    at_most: Mapping[str, int]
 
     def fits(self, extents: Mapping[str, int], memory: Mapping[str, Array]) -> bool:
         """May the kernel run on these sizes and strides?"""
         divisible = all(extents[e] % n == 0 for e, n in self.multiples.items())
+        divisible = divisible and all(extents[e] <= n for e, n in self.at_most.items())
         return divisible and all(_is_wide(memory[t]) for t in self.wide)
 
     def run(self, arguments: Sequence[Any], blocks: int) -> None:
@@ -116,7 +118,7 @@ def load(source: str) -> dict[str, Kernel]:
     return {
         name: Kernel(
             name, names[name], state, launch["threads"], launch["tasks"], launch.get("program", name),
-            launch.get("multiples", {}), launch.get("wide", ()),
+            launch.get("multiples", {}), launch.get("wide", ()), launch.get("at_most", {}),
         )
         for name, launch in names["LAUNCHES"].items()
     }  # fmt: skip
@@ -621,7 +623,7 @@ FUNCTIONS: dict[str, Any] = {
     **_sixteen(DType.BF16),
     **{f"i{bits}_from_f{n}": _whole(bits) for bits in (32, 64) for n in (32, 64)},
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
-    "quotient_f32": lambda a, b: np.float32(a) / np.float32(b), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
+    "reciprocal_f32": lambda x: np.float32(1) / np.float32(x), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
     "floordiv_i64": lambda a, b: a // b if b else 0,
     "mod_i64": lambda a, b: a % b if b else 0,
     "beats_max_i64": _place_wins(lambda a, b: a > b),

@@ -7,21 +7,24 @@ reductions and stores are those of the simt tier. A product takes its operands
   a matrix lie in different banks; or
 - the operand with the result's rows from the registers in which another product left it, rounded (the weights of an attention).
 
-Tiles that a loop reads from memory for products alone come through `cp.async`, `STAGES - 1` steps ahead, in a ring of buffers.
+Tiles that a loop reads from memory for products alone come through `cp.async`, one or two steps ahead, in a ring of buffers.
 A computed f32 operand that meets a stored 16-bit one is rounded to its type (DESIGN 8, "Precision").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import TileError
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (
+    Apply,
     AxisIndex,
     Cast,
+    Const,
     Dot,
     Expr,
     ExtentRef,
@@ -29,6 +32,7 @@ from ..tile_ir import (
     Grid,
     Let,
     Load,
+    LoopAxis,
     Name,
     Stmt,
     Store,
@@ -43,15 +47,18 @@ from .scalar_cuda import Code, convert
 from .shared_memory import Touched
 from .simt import Kernel
 from .simt_elements import NARROW, Wide
-from .simt_source import Point, Registers, Staged, Value, starts_late
+from .simt_source import NOWHERE, Point, Registers, Staged, Value, arena_bytes, joined, local_array, starts_late
 from .tile_types import Context, Facts, contexts, is_product, leaves, rewrite, static_value, tile_axes
 
 SIXTEEN = (DType.F16, DType.BF16)
 STEP = 16  # elements of the contracted axis that one instruction takes
+EIGHT_WARPS_FROM = 1 << 15  # elements of a product that eight warps share instead of four
 CHUNK = 8  # elements that one asynchronous copy moves: 16 bytes
-STAGES = 3
-WARP_BITS = 2
+MOST_STAGES, LEAST_STAGES = 3, 2
+BLOCKS_PER_SM = 2  # a deeper ring than lets so many blocks share a multiprocessor does not pay
+LOG2_E = 1.4426950408889634
 LANE_BITS = 5
+RESERVED_BYTES = 2048  # of each block's shared memory: the driver's, and small tiles
 
 
 class Unfit(Exception):
@@ -212,6 +219,7 @@ class MatrixKernel(Kernel):
     def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str) -> None:
         self.streamed: set[str] = set()
         self.awaited: set[str] = set()  # buffers that copies under way are filling
+        self.stages = MOST_STAGES
         super().__init__(program, target, wide, suffix)
 
     def _give_names(self) -> None:
@@ -223,7 +231,10 @@ class MatrixKernel(Kernel):
     def dealt(self, demands: list[Demand]) -> Deal:
         """Two rows of two warps, or four rows of one where a product's result feeds the next one's rows."""
         feeds = any(isinstance(x, Cast | Name) and self._is_result(x, c.types) for c, x in self._operands())
+        largest = max((self.tiles[d.axes[0]] * self.tiles[d.axes[-1]] for d in demands if d.kind == "dot"), default=0)
+        eight = [(3, 0)] if feeds else [(2, 1), (1, 2)]
         choices = [(2, 0)] if feeds else [(1, 1), (2, 0), (0, 2)]
+        choices = [*eight, *choices] if largest >= EIGHT_WARPS_FROM else choices
         for rows, columns in choices:
             found = fragment_deal(demands, self.tiles, rows, columns)
             if all(self._fits(found, d.axes) for d in demands if d.kind == "dot"):
@@ -299,6 +310,20 @@ class MatrixKernel(Kernel):
             size *= n
         buffer = self.memory.allocate(self.names.fresh(name), t.dtype, size)
         return Staged(buffer, t.axes, tuple(reversed(pitches)))
+
+    def materialise(self, e: Expr) -> Expr:
+        """exp(c * x) -> exp2(c * log2(e) * x) for a c that all lanes share: one product less an element."""
+        return super().materialise(rewrite(e, self._to_base_two))
+
+    def _to_base_two(self, e: Expr) -> Expr:
+        match e:
+            case Apply(op="exp", args=(Apply(op="mul", args=(c, x)),)) if self._is_shared(c):
+                return Apply("exp2", (Apply("mul", (Apply("mul", (c, Const(LOG2_E, DType.F32))), x)),))
+        return e
+
+    def _is_shared(self, e: Expr) -> bool:
+        t = self.facts.type_of(e, self.types)
+        return not t.axes and t.dtype is DType.F32
 
     # ------------------------------------------------------------ copies
 
@@ -414,6 +439,7 @@ class MatrixKernel(Kernel):
             return
         self.start_carries(s)
         streams = [replace(x, value=self._with_scalars(x.value)) for x in streams if isinstance(x.value, Load)]
+        self.stages = self._depth(streams)
         rings = {let.name: self._ring(let) for let in streams}
         first, end = self.bounds(s.axis)
         size = s.axis.tile or 1
@@ -424,31 +450,31 @@ class MatrixKernel(Kernel):
             self.text.line(f"{stop} = {stop} if {first} < {stop} else {start}")
         self.live[s.axis.name] = s.axis
         with self.whole_tiles(s):
-            for stage in range(STAGES - 1):
+            for stage in range(self.stages - 1):
                 self.text.line(f"{names.first} = {start} + {stage * size}")
                 self._ask(streams, rings, stop, names.first, str(stage))
             slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
             self.text.line(f"{slot} = 0")
-            self.text.line(f"{ahead} = {STAGES - 1}")
+            self.text.line(f"{ahead} = {self.stages - 1}")
             visited = self.names.fresh(f"{s.axis.name}_now")
             self.text.line(f"for {visited} in range({start}, {stop}, {size}):")
             held = set(self.awaited)
             with self.text.indented(), self.back_edge():
-                self.text.line(f"wait_copies{STAGES - 2}()")
+                self.text.line(f"wait_copies{self.stages - 2}()")
                 self.text.line("cuda.syncthreads()")
                 self.memory.touched = Touched()
                 self.awaited.clear()
-                self.text.line(f"{names.first} = {visited} + {(STAGES - 1) * size}")
+                self.text.line(f"{names.first} = {visited} + {(self.stages - 1) * size}")
                 self._ask(streams, rings, stop, names.first, ahead)
                 self.text.line(f"{names.first} = {visited}")
                 for let in streams:
                     ring = rings[let.name]
-                    each = ring.buffer.size // STAGES
+                    each = ring.buffer.size // self.stages
                     self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {each}")))
                 self.streamed |= {let.name for let in streams}
                 self.loop_body(s)
                 for variable in (slot, ahead):
-                    self.text.line(f"{variable} = {variable} + 1 if {variable} < {STAGES - 1} else 0")
+                    self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
             self.text.line("wait_copies0()")
             self.awaited |= held
         del self.live[s.axis.name]
@@ -471,11 +497,22 @@ class MatrixKernel(Kernel):
         del self.live[s.axis.name]
         return found
 
+    def _depth(self, streams: list[Let]) -> int:
+        """Steps that a ring holds: three where two blocks with such rings fit a multiprocessor."""
+        one = sum(arena_bytes(x.type.dtype) * self._elements(x.type) for x in streams)
+        held = sum(arena_bytes(b.dtype) * b.size for b in self.memory.live)
+        room = self.target.shared_per_sm_bytes // BLOCKS_PER_SM - RESERVED_BYTES
+        return MOST_STAGES if held + MOST_STAGES * one <= room else LEAST_STAGES
+
+    def _elements(self, t: TileType) -> int:
+        row, column = (self.tiles[a] for a in t.axes)
+        return row * (column + CHUNK)
+
     def _ring(self, let: Let) -> Staged:
         one = self.place(f"{let.name}_ring", let.type)
         self.memory.free(one.buffer)
         self.memory.all_buffers.remove(one.buffer)
-        buffer = self.memory.allocate(one.buffer.name, one.buffer.dtype, one.buffer.size * STAGES)
+        buffer = self.memory.allocate(one.buffer.name, one.buffer.dtype, one.buffer.size * self.stages)
         self.note(self.memory.write(buffer))
         return replace(one, buffer=buffer)
 
@@ -485,7 +522,7 @@ class MatrixKernel(Kernel):
         with self.text.indented():
             for let in streams:
                 ring = rings[let.name]
-                each = ring.buffer.size // STAGES
+                each = ring.buffer.size // self.stages
                 assert isinstance(let.value, Load)
                 offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
                 self.copy(let.value, let.type, replace(ring, offset=offset))

@@ -120,7 +120,20 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     if wide is None:
         return [plain]
     preferred = Kernel(program, target, wide)
-    return [preferred, Kernel(program, target, suffix="any")] if preferred.wide_tensors else [plain]
+    if not preferred.wide_tensors:
+        return [plain]
+    made = [preferred, Kernel(program, target, suffix="any")]
+    short = tuple({a.extent.name: a.tile for a in _rows(program) if isinstance(a.extent, ExtentRef) and a.tile}.items())
+    if short:
+        made = [Kernel(program, target, replace(wide, at_most=short)), Kernel(program, target, wide, "long"), made[1]]
+    return made
+
+
+def _rows(program: TileProgram) -> list[LoopAxis]:
+    """Axes that several loops visit: where one tile holds a row, it is read once."""
+    loops = [s.axis for s in statements(program.body) if isinstance(s, For)]
+    plain = [a for a in loops if a.lo is None and a.hi is None and a.tile is not None]
+    return list(dict.fromkeys(a for a in plain if plain.count(a) > 1))
 
 
 def wide_assumption(plain: Kernel) -> Wide | None:
@@ -255,6 +268,8 @@ class Kernel(Elements):
         dynamic = 0 if arena is None else self.memory.arenas()[arena] * arena_bytes(arena)
         count = self._task_count()
         told = f', "program": {self.program.name!r}' if self.name != self.program.name else ""
+        if self.wide.at_most:
+            told += f', "at_most": {dict(self.wide.at_most)!r}'
         if self.wide.multiples:
             told += f', "multiples": {dict(self.wide.multiples)!r}'
         if self.wide_tensors:
@@ -355,7 +370,8 @@ class Kernel(Elements):
         for b in self.transient:
             self.memory.free(b)
         self.transient = []
-        self.ahead = {}
+        if not self.wide.at_most:
+            self.ahead = {}
         for name, value in self.values.items():
             if value.staged is not None and value.staged.buffer not in self.memory.live:
                 self.values[name] = replace(value, staged=None)
@@ -458,8 +474,12 @@ class Kernel(Elements):
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Decode the task's number, the last axis fastest."""
         rest = "task"
+        if any(isinstance(x, For) and x.axis.hi is not None for x in statements(self.program.body)):
+            # later rows often have longer loops: they start first
+            rest = "tasks - 1 - task"
         for i in range(len(axes) - 1, -1, -1):
             a, names = axes[i], self.axis_names[axes[i].name]
+            rest = rest if rest.isidentifier() else self.assign("backwards", Code(rest, DType.I64))
             here = rest if i == 0 else f"{rest} % {counts[i]}"
             if a.tile is not None:
                 self.text.line(
@@ -504,11 +524,25 @@ class Kernel(Elements):
         first, end = self.bounds(a)
         names = self.axis_names[a.name]
         variable = names.index if a.tile is None else names.first
+        if self.is_one_tile(a):
+            self.text.line(f"{variable} = 0")
+            self.live[a.name] = a
+            yield
+            del self.live[a.name]
+            return
+        ahead = dict(self.ahead)
         self.text.line(f"for {variable} in range({_visited(a, first, end, reverse)}):")
         with self.text.indented(), self.back_edge():
             self.live[a.name] = a
             yield
             del self.live[a.name]
+        self.ahead = ahead
+
+    def is_one_tile(self, a: LoopAxis) -> bool:
+        """Does the variant take for granted that one tile holds the whole axis?"""
+        most = dict(self.wide.at_most)
+        bounded = a.lo is not None or a.hi is not None or a.tile is None
+        return not bounded and isinstance(a.extent, ExtentRef) and most.get(a.extent.name) == a.tile
 
     def loop(self, s: For) -> None:
         self.start_carries(s)

@@ -88,6 +88,8 @@ class Wide:
 
     run: int = 1
     multiples: tuple[tuple[str, int], ...] = ()
+    at_most: tuple[tuple[str, int], ...] = ()
+    """Extents that one tile of this size holds."""
 
     def divides(self, extent: Expr, size: int) -> bool:
         """Is an extent known to be a multiple of `size`?"""
@@ -375,7 +377,7 @@ class Elements:
             return x
         left, slash, right = x.text.partition(" / ")
         if slash and not x.atom and " / " not in right:
-            return Code(f"quotient_f32({left}, {right})", DType.F32)
+            return Code(f"{left} * reciprocal_f32({right})", DType.F32, False)
         for name in ("exp_f32(", "exp2_f32("):
             if x.text.startswith(name):
                 return replace(x, text=f"near_{x.text}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import refuse
 from ...dsl.types import DType
@@ -21,7 +21,7 @@ from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule
 from ..schedule_check import stated_tile
 from ..target import CudaTarget, Target
-from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Node, Read, Reduce, walk
+from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Index, Node, Read, Reduce, walk
 
 WHOLE_LIMIT = 512
 
@@ -73,8 +73,10 @@ def region_tiles(
 ) -> TileSizes:
     """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
     the device's multiprocessors."""
-    if not isinstance(target, CudaTarget) or schedule.tier != MATRIX_TIER or not _on_matrix_units(region):
+    if not isinstance(target, CudaTarget):
         return tile_sizes(target)
+    if schedule.tier != MATRIX_TIER or not _on_matrix_units(region):
+        return _row_tiles(graph, region, roles, sizes)
     many = MATRIX_TILES
     count = 1
     for axis in roles.grid:
@@ -83,6 +85,25 @@ def region_tiles(
         count *= -(-size // tile) if axis in roles.tiled else size
     wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
     return SMALL_MATRIX_TILES if count < (target.sms or 1) or wide else many
+
+
+def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
+    """Rows of up to `line` elements go to a warp each; longer ones to a block, in one piece where that is possible."""
+    loops = (*roles.reduced, *roles.serial)
+    if not loops or roles.contraction_inside or roles.contraction_outside or not _along_rows(region, loops[-1]):
+        return CUDA_TILES
+    size = axis_size(graph, loops[-1], sizes) or CUDA_TILES.line
+    line = min(LONGEST_LINE, max(SHORTEST_LINE, 1 << (size - 1).bit_length()))
+    return replace(CUDA_TILES, line=line, lines=CUDA_TILES.lines if line <= CUDA_TILES.line else 1, volume=LONGEST_LINE)
+
+
+SHORTEST_LINE, LONGEST_LINE = 256, 8192
+
+
+def _along_rows(region: Region, axis: str) -> bool:
+    """Is some tensor read along its last dimension by the axis itself?"""
+    reads = (n for n in walk(region.values) if isinstance(n, Read) and n.indices)
+    return any(isinstance(n.indices[-1], Index) and n.indices[-1].axes == {axis} for n in reads)
 
 
 NARROW_ROWS = 64  # beyond, accumulators of 128 rows leave too few registers
@@ -267,7 +288,7 @@ def _default_tiles(region: Region, roles: Roles, s: TileSizes) -> dict[str, int 
         out.update(zip(roles.tiled, [s.row] + [s.column] * len(roles.tiled), strict=False))
         out.update(dict.fromkeys(loops, s.inner))
     elif loops:
-        out.update(dict.fromkeys(roles.tiled, s.lines))
+        out.update(dict.fromkeys(roles.tiled, s.lines if s.lines > 1 else None))
         out.update(dict.fromkeys(loops, s.line))
         # of several axes reduced together, or written together, only the last is a line
         sets = [r.bound for r in reductions(region.values)]

@@ -187,8 +187,8 @@ abs_f32, abs_f64 = libdevice.fabsf, libdevice.fabs
 pow_f32, pow_f64 = libdevice.powf, libdevice.pow
 
 
-# [9.7.3 div.full: within 2 units in the last place]
-quotient_f32 = _instruction(f32, (f32, f32), "div.full.f32 $0, $1, $2;")
+# [9.7.3 rcp.approx: within 1 unit in the last place]
+reciprocal_f32 = _instruction(f32, (f32,), "rcp.approx.f32 $0, $1;")
 # [9.7.3 ex2.approx: within 2 units]
 near_exp2_f32 = _instruction(f32, (f32,), "ex2.approx.f32 $0, $1;")
 

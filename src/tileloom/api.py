@@ -169,16 +169,19 @@ class CompiledKernel:
         from .runtime.device_arrays import on_device
 
         values = (*positional, *named.values())
-        key = self._device_key(positional, named) if out is None else None
+        outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
+        key = self._device_key((*positional, *outs), named)
+        key = (len(outs), *key) if key is not None else None
         ready = self._device_ready.get(key) if key is not None else None
         if ready is not None:
-            return ready(values)
+            found = ready((*values, *outs))
+            return found if out is None else out
         if not any(on_device(x) for x in values):
             return self._checked(positional, named, out)
         kernel = self._device_kernel(positional, named)
         result = kernel(*positional, out=out, **named)
         if key is not None:
-            _bounded(self._device_ready)[key] = kernel.device_ready(positional, named)
+            _bounded(self._device_ready)[key] = kernel.device_ready(positional, named, outs)
         return result
 
     @cached_property
