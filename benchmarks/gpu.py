@@ -32,7 +32,7 @@ NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 @dataclass
 class Case:
-    """`variants` are calls that give the same result; `reference` computes it in float64, in a form to compare with `close`."""
+    """`variants` are calls that give the same result; `reference` computes it in float64."""
 
     name: str
     variants: dict[str, Callable[[], Any]]
@@ -61,7 +61,9 @@ def measure(case: Case) -> list[dict[str, Any]]:
             torch.cuda.synchronize()
             off = error(got, want)
         except Exception as reason:  # a variant that cannot run is a result too
-            rows.append({"case": case.name, "variant": name, "failed": f"{type(reason).__name__}: {reason}"[:300]})
+            rows.append(
+                {"case": case.name, "variant": name, "failed": f"{type(reason).__name__}: {reason}"[:300]}
+            )
             continue
         first_s = time.perf_counter() - started
         row = {"case": case.name, "variant": name, "error": off, "first_call_s": first_s, **case.notes}
@@ -93,7 +95,9 @@ def measure(case: Case) -> list[dict[str, Any]]:
 
 def load(file: str, kernel: str, schedule: str | None = None) -> CompiledKernel:
     stated = f"schedule s for {kernel} on {TARGET} {{\n{schedule}\n}}" if schedule else None
-    return tl.compile(tl.load(str(EXAMPLES / file))[kernel], target=None if stated else "cuda", schedule=stated)
+    return tl.compile(
+        tl.load(str(EXAMPLES / file))[kernel], target=None if stated else "cuda", schedule=stated
+    )
 
 
 TARGET = "cuda:sm_90a"
@@ -119,11 +123,16 @@ def elementwise() -> list[Case]:
                     "tileloom": lambda x=x, y=y, z=z, add=add: add(x, y, out=z),
                     "torch": lambda x=x, y=y, z=z: torch.add(x, y, out=z),
                 },
-                lambda x=x, y=y: x.double() + y.double(), 1e-2 if dtype != torch.float32 else 1e-6, moved,
-            )  # fmt: skip
+                lambda x=x, y=y: x.double() + y.double(),
+                1e-2 if dtype != torch.float32 else 1e-6,
+                moved,
+            )
         )
         scale = tl.compile(
-            tl.parse("kernel scaled<T: f32 | bf16>(x: T[N], a: f32) -> y: T[N] {\n  y[n] = a * x[n]\n}\n")["scaled"], "cuda"
+            tl.parse("kernel scaled<T: f32 | bf16>(x: T[N], a: f32) -> y: T[N] {\n  y[n] = a * x[n]\n}\n")[
+                "scaled"
+            ],
+            "cuda",
         )
         cases.append(
             Case(
@@ -132,14 +141,19 @@ def elementwise() -> list[Case]:
                     "tileloom": lambda x=x, z=z, scale=scale: scale(x, 1.5, out=z),
                     "torch mul": lambda x=x, z=z: torch.mul(x, 1.5, out=z),
                 },
-                lambda x=x: 1.5 * x.double(), 1e-2 if dtype != torch.float32 else 1e-6, 2 * n * x.element_size(),
-            )  # fmt: skip
+                lambda x=x: 1.5 * x.double(),
+                1e-2 if dtype != torch.float32 else 1e-6,
+                2 * n * x.element_size(),
+            )
         )
         cases.append(
             Case(
-                f"device copy {NAMES[dtype]} 2^28", {"torch copy_": lambda x=x, z=z: z.copy_(x)}, lambda x=x: x.double(), 0,
+                f"device copy {NAMES[dtype]} 2^28",
+                {"torch copy_": lambda x=x, z=z: z.copy_(x)},
+                lambda x=x: x.double(),
+                0,
                 2 * n * x.element_size(),
-            )  # fmt: skip
+            )
         )
     return cases
 
@@ -147,17 +161,25 @@ def elementwise() -> list[Case]:
 def reduction() -> list[Case]:
     x = drawn(1 << 14, 1 << 14)
     total = load("reductions.tile", "total")
-    rows = tl.compile(tl.parse("kernel rows(x: f32[M, N]) -> y: f32[M] {\n  y[m] = sum[n](x[m, n])\n}\n")["rows"], "cuda")
+    rows = tl.compile(
+        tl.parse("kernel rows(x: f32[M, N]) -> y: f32[M] {\n  y[m] = sum[n](x[m, n])\n}\n")["rows"], "cuda"
+    )
     return [
         Case(
-            "sum of rows f32 16384x16384", {"tileloom": lambda: rows(x), "torch": lambda: x.sum(1)},
-            lambda: x.double().sum(1), 1e-5, x.numel() * 4,
+            "sum of rows f32 16384x16384",
+            {"tileloom": lambda: rows(x), "torch": lambda: x.sum(1)},
+            lambda: x.double().sum(1),
+            1e-5,
+            x.numel() * 4,
         ),
         Case(
-            "total f32 2^28", {"tileloom": lambda: total(x), "torch": lambda: x.sum()},
-            lambda: x.double().sum(), 1e-3, x.numel() * 4,
+            "total f32 2^28",
+            {"tileloom": lambda: total(x), "torch": lambda: x.sum()},
+            lambda: x.double().sum(),
+            1e-3,
+            x.numel() * 4,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def softmax() -> list[Case]:
@@ -170,9 +192,10 @@ def softmax() -> list[Case]:
                 Case(
                     f"softmax {NAMES[dtype]} {x.shape[0]}x{n}",
                     {"tileloom": lambda x=x, k=kernel: k(x), "torch": lambda x=x: torch.softmax(x, -1)},
-                    lambda x=x: torch.softmax(x.double(), -1), 1e-2 if dtype != torch.float32 else 1e-5,
+                    lambda x=x: torch.softmax(x.double(), -1),
+                    1e-2 if dtype != torch.float32 else 1e-5,
                     2 * x.numel() * x.element_size(),
-                )  # fmt: skip
+                )
             )
     return cases
 
@@ -193,14 +216,20 @@ def norm() -> list[Case]:
                     "tileloom": lambda x=x, w=w, k=kernel: k(x, w, 1e-5),
                     "torch": lambda x=x, w=w, n=n: torch.nn.functional.rms_norm(x, (n,), w, 1e-5),
                 },
-                lambda x=x, w=w: x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w.double(),
-                1e-2, 2 * x.numel() * 2,
-            )  # fmt: skip
+                lambda x=x, w=w: (
+                    x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w.double()
+                ),
+                1e-2,
+                2 * x.numel() * 2,
+            )
         )
     return cases
 
 
-PRODUCT = "kernel product<T: f32 | bf16 | f16>(a: T[M, K], b: T[K, N]) -> c: T[M, N] {\n  c[m, n] = sum[k](a[m, k] * b[k, n])\n}\n"
+PRODUCT = (
+    "kernel product<T: f32 | bf16 | f16>(a: T[M, K], b: T[K, N]) -> c: T[M, N] {\n"
+    "  c[m, n] = sum[k](a[m, k] * b[k, n])\n}\n"
+)
 
 
 def product(schedule: str | None = None) -> CompiledKernel:
@@ -211,15 +240,19 @@ def product(schedule: str | None = None) -> CompiledKernel:
 GEMM_TILES = {
     "128x128x64": "tile m by 128, n by 128, k by 64",
     "128x128x32": "tile m by 128, n by 128, k by 32",
-    "256x128x32": "tile m by 256, n by 128, k by 32",
-    "128x256x32": "tile m by 128, n by 256, k by 32",
+    "256x128x64": "tile m by 256, n by 128, k by 64",
     "128x64x64": "tile m by 128, n by 64, k by 64",
 }
 
 
 def gemm(tiles: dict[str, str] | None = None) -> list[Case]:
     cases = []
-    shapes = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)] + [(4096, 4096, 1000), (1000, 1000, 1000), (64, 4096, 4096), (4001, 4096, 4096)]
+    shapes = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)] + [
+        (4096, 4096, 1000),
+        (1000, 1000, 1000),
+        (64, 4096, 4096),
+        (4001, 4096, 4096),
+    ]
     for m, n, k in shapes:
         a, b = drawn(m, k, dtype=torch.bfloat16), drawn(k, n, dtype=torch.bfloat16)
         kernels = {"tileloom": product()}
@@ -228,23 +261,32 @@ def gemm(tiles: dict[str, str] | None = None) -> list[Case]:
         calls: dict[str, Callable[[], Any]] = {t: (lambda a=a, b=b, g=g: g(a, b)) for t, g in kernels.items()}
         cases.append(
             Case(
-                f"gemm bf16 {m}x{n}x{k}", {**calls, "torch": lambda a=a, b=b: a @ b}, lambda a=a, b=b: a.double() @ b.double(),
-                1e-2, 0, 2.0 * m * n * k,
-            )  # fmt: skip
+                f"gemm bf16 {m}x{n}x{k}",
+                {**calls, "torch": lambda a=a, b=b: a @ b},
+                lambda a=a, b=b: a.double() @ b.double(),
+                1e-2,
+                0,
+                2.0 * m * n * k,
+            )
         )
     a, b = drawn(4096, 4096), drawn(4096, 4096)
     g = product()
     cases.append(
         Case(
-            "gemm f32 4096x4096x4096", {"tileloom": lambda: g(a, b), "torch": lambda: a @ b}, lambda: a.double() @ b.double(),
-            1e-5, 0, 2.0 * 4096**3,
-        )  # fmt: skip
+            "gemm f32 4096x4096x4096",
+            {"tileloom": lambda: g(a, b), "torch": lambda: a @ b},
+            lambda: a.double() @ b.double(),
+            1e-5,
+            0,
+            2.0 * 4096**3,
+        )
     )
     return cases
 
 
 ATTENTION = (
-    "kernel attention<T: f16 | bf16>(q: T[B, H, M, D], k: T[B, H, N, D], v: T[B, H, N, E], scale: f32) -> o: T[B, H, M, E] {\n"
+    "kernel attention<T: f16 | bf16>(q: T[B, H, M, D], k: T[B, H, N, D], v: T[B, H, N, E], scale: f32)"
+    " -> o: T[B, H, M, E] {\n"
     "  s[b, h, m, n] = scale * sum[d](q[b, h, m, d] * k[b, h, n, d])\n"
     "  p[b, h, m, n] = softmax[n SET](s[b, h, m, n])\n"
     "  o[b, h, m, e] = sum[n](p[b, h, m, n] * v[b, h, n, e])\n}\n"
@@ -258,8 +300,10 @@ def attention_kernel(causal: bool, schedule: str | None = None) -> CompiledKerne
 
 
 ATTENTION_TILES = {
-    "128x64": "tile m by 128, n by 64", "64x64": "tile m by 64, n by 64", "128x32": "tile m by 128, n by 32",
-}  # fmt: skip
+    "128x64": "tile m by 128, n by 64",
+    "64x64": "tile m by 64, n by 64",
+    "128x32": "tile m by 128, n by 32",
+}
 
 
 def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -292,10 +336,12 @@ def attention() -> list[Case]:
                         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
                 kernels = {"tileloom": attention_kernel(causal)}
-                if s == 4096:
-                    kernels |= {f"tileloom {t}": attention_kernel(causal, x) for t, x in ATTENTION_TILES.items()}
-                    if not causal:
-                        kernels["tileloom fuse none"] = kernels["tileloom"].naive
+                if s == 4096 and d == 128:
+                    kernels |= {
+                        f"tileloom {t}": attention_kernel(causal, x) for t, x in ATTENTION_TILES.items()
+                    }
+                if s == 4096 and not causal:
+                    kernels["tileloom fuse none"] = kernels["tileloom"].naive
                 calls: dict[str, Callable[[], Any]] = {
                     t: (lambda q=q, k=k, v=v, g=g, scale=scale: g(q, k, v, scale)) for t, g in kernels.items()
                 }
@@ -304,8 +350,10 @@ def attention() -> list[Case]:
                         f"attention bf16 D{d} S{s} {'causal' if causal else 'full'}",
                         {**calls, "torch flash": flash, "torch cudnn": cudnn},
                         lambda q=q, k=k, v=v, causal=causal: exact_attention(q, k, v, causal),
-                        1e-2, 0, 4.0 * b * h * s * s * d * (0.5 if causal else 1.0),
-                    )  # fmt: skip
+                        1e-2,
+                        0,
+                        4.0 * b * h * s * s * d * (0.5 if causal else 1.0),
+                    )
                 )
     return cases
 
@@ -318,11 +366,13 @@ def launch_rows() -> list[dict[str, Any]]:
     attention = attention_kernel(True)
     q = drawn(1, 1, 64, 64, dtype=torch.bfloat16)
     calls = {
-        "tileloom add, new output": lambda: add(x, y), "tileloom add, out=": lambda: add(x, y, out=out),
-        "tileloom attention": lambda: attention(q, q, q, 0.125), "torch add": lambda: torch.add(x, y),
+        "tileloom add, new output": lambda: add(x, y),
+        "tileloom add, out=": lambda: add(x, y, out=out),
+        "tileloom attention": lambda: attention(q, q, q, 0.125),
+        "torch add": lambda: torch.add(x, y),
         "torch add, out=": lambda: torch.add(x, y, out=out),
         "torch attention": lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q),
-    }  # fmt: skip
+    }
     rows = []
     for name, call in calls.items():
         for _ in range(20):
@@ -335,20 +385,34 @@ def launch_rows() -> list[dict[str, Any]]:
                 call()
             best.append((time.perf_counter() - start) * 1e4)
             torch.cuda.synchronize()
-        rows.append({"case": "host time of a call", "variant": name, "us": statistics.median(best), "samples_us": best})
+        rows.append(
+            {
+                "case": "host time of a call",
+                "variant": name,
+                "us": statistics.median(best),
+                "samples_us": best,
+            }
+        )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = add(x, y)
     x.copy_(drawn(1024))
     graph.replay()
     torch.cuda.synchronize()
-    rows.append({"case": "CUDA graph", "variant": "tileloom add", "equal": bool(torch.equal(captured, x + y))})
+    rows.append(
+        {"case": "CUDA graph", "variant": "tileloom add", "equal": bool(torch.equal(captured, x + y))}
+    )
     return rows
 
 
 SUITES: dict[str, Callable[[], list[Case]]] = {
-    "elementwise": elementwise, "reduction": reduction, "softmax": softmax, "norm": norm, "gemm": gemm, "attention": attention,
-}  # fmt: skip
+    "elementwise": elementwise,
+    "reduction": reduction,
+    "softmax": softmax,
+    "norm": norm,
+    "gemm": gemm,
+    "attention": attention,
+}
 
 
 def facts(suite: str) -> dict[str, Any]:
@@ -361,20 +425,31 @@ def facts(suite: str) -> dict[str, Any]:
         "suite": suite,
         "commit": told("git", "rev-parse", "HEAD") or None,
         "command": sys.argv,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "tileloom": tl.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tileloom": tl.__version__,
+        },
         "device": torch.cuda.get_device_name(),
-        "driver": told("nvidia-smi", "--query-gpu=driver_version,clocks.sm,temperature.gpu", "--format=csv,noheader"),
+        "driver": told(
+            "nvidia-smi", "--query-gpu=driver_version,clocks.sm,temperature.gpu", "--format=csv,noheader"
+        ),
         "conditions": f"L2 overwritten before each call, {SAMPLES} interleaved samples, medians",
     }
 
 
 def shown(row: dict[str, Any]) -> str:
+    name = f"{row['case']:36} {row['variant']:22}"
     if "failed" in row:
-        return f"{row['case']:36} {row['variant']:22} FAILED {row['failed']}"
-    rate = f"{row['gbytes_per_s']:8.0f} GB/s" if "gbytes_per_s" in row else f"{row.get('tflops', 0):8.1f} TFLOP/s"
+        return f"{name} FAILED {row['failed']}"
     if "ms" not in row:
-        return f"{row['case']:36} {row['variant']:22} {row.get('us', row.get('equal'))}"
-    return f"{row['case']:36} {row['variant']:22} {row['ms']:8.4f} ms {rate} error {row['error']:.1e} first {row['first_call_s']:.1f} s"
+        return f"{name} {row.get('us', row.get('equal'))}"
+    rate = f"{row['gbytes_per_s']:8.0f} GB/s" if "gbytes_per_s" in row else f"{row.get('tflops', 0):8.1f} TFLOP/s"
+    return f"{name} {row['ms']:8.4f} ms {rate} error {row['error']:.1e} first {row['first_call_s']:.1f} s"
+
+
+def record(path: str, suite: str, rows: list[dict[str, Any]]) -> None:
+    Path(path).write_text(json.dumps({**facts(suite), "rows": rows}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -392,14 +467,14 @@ def main() -> None:
         while cases:
             rows += measure(cases.pop(0))
             torch.cuda.empty_cache()
-            for row in [r for r in rows if not r.get("shown")]:
+            if given.json:  # after each case, so that a run that is stopped leaves what it measured
+                record(given.json, given.suite, rows)
+            for row in [r for r in rows if r["case"] == rows[-1]["case"]]:
                 print(shown(row), flush=True)
-                row["shown"] = True
-    for row in rows:
-        if not row.pop("shown", False):
-            print(shown(row), flush=True)
+    if given.suite == "launch":
+        print("\n".join(map(shown, rows)))
     if given.json:
-        Path(given.json).write_text(json.dumps({**facts(given.suite), "rows": rows}, indent=1) + "\n")
+        record(given.json, given.suite, rows)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ def compile_kernel(
         reason = choose_tier(fused, target, remarks)
         if reason is not None and schedule is not None and schedule.tier is not None:
             raise refuse(
-                "E0915", f"the schedule `{schedule.name}` says `tier mma`: {reason}", None, help="leave it out"
+                "E0915",
+                f"the schedule `{schedule.name}` says `tier mma`: {reason}",
+                None,
+                help="leave it out",
             )
         if reason is not None:  # its tiles suit the matrix units alone
             remarks = Remarks()
@@ -151,7 +154,9 @@ def choose_tier(fused: Fused, target: Target, remarks: Remarks) -> str | None:
 
 
 def has_product(p: TileProgram) -> bool:
-    return any(isinstance(x, Dot) for s in statements(p.body) for e in expressions(s) for x in subexpressions(e))
+    return any(
+        isinstance(x, Dot) for s in statements(p.body) for e in expressions(s) for x in subexpressions(e)
+    )
 
 
 def with_tiers(module: TileModule) -> TileModule:

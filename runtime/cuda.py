@@ -121,8 +121,9 @@ class Assembled:
 class Variant:
     """One kernel of a generated source, as its `LAUNCHES` state it.
 
-    It may be launched where each extent of `multiples` is a multiple of that number, each of `at_most` no more, and each tensor of `wide` starts at a
-    multiple of 16 bytes, has stride 1 along its last axis and multiples of 16 bytes along the others.
+    It may be launched where each extent of `multiples` is a multiple of that number, each of `at_most` no more than that, and
+    each tensor of `wide` starts at a multiple of 16 bytes, has stride 1 along its last axis and multiples of 16 bytes along
+    the others.
     """
 
     name: str
@@ -177,7 +178,11 @@ def machine_code(source: str, name: str, target: CudaTarget) -> Assembled:
 def _facts() -> tuple[str, ...]:
     """What machine code depends on besides its source: the toolchain, and the text of the intrinsics."""
     versions = (metadata.version(p) for p in ("numba-cuda", "numba", "llvmlite", "cuda-core"))
-    return (*versions, str(numba_nvvm.NVVM().get_version()), digest_of_files("runtime/intrinsics/ptx.py", "runtime/cuda.py"))
+    return (
+        *versions,
+        str(numba_nvvm.NVVM().get_version()),
+        digest_of_files("runtime/intrinsics/ptx.py", "runtime/cuda.py"),
+    )
 
 
 def assemble(source: str, target: CudaTarget) -> dict[str, Assembled]:
@@ -400,12 +405,24 @@ def _library() -> Any:
 def start(launch: Launch, stream: int) -> None:
     """Put a prepared launch on a stream of the current context. Raises RuntimeError naming kernel, sizes and reason."""
     failed = _library().cuLaunchKernel(
-        launch.function, launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes, stream, launch.pointers, None
+        launch.function,
+        launch.blocks,
+        1,
+        1,
+        launch.threads,
+        1,
+        1,
+        launch.shared_bytes,
+        stream,
+        launch.pointers,
+        None,
     )
     if failed:
         driver = _driver()
         text = driver.cuGetErrorString(driver.CUresult(failed))[1]
-        raise RuntimeError(f"CUDA driver, at the launch of {launch.what}: {text.decode() if text else failed}")
+        raise RuntimeError(
+            f"CUDA driver, at the launch of {launch.what}: {text.decode() if text else failed}"
+        )
 
 
 @cache

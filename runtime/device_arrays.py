@@ -59,10 +59,7 @@ def _torch_described(tensor: Any) -> Array:
     plain = tensor.detach().resolve_conj().resolve_neg()
     size = plain.element_size()
     is_bf16 = plain.dtype == torch.bfloat16
-    if is_bf16:
-        kind = np.dtype(np.int16)
-    else:
-        kind = torch.empty(0, dtype=plain.dtype).numpy().dtype
+    kind = np.dtype(np.int16) if is_bf16 else torch.empty(0, dtype=plain.dtype).numpy().dtype
     memory = {
         "shape": tuple(plain.shape),
         "typestr": kind.str,

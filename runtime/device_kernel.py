@@ -80,6 +80,22 @@ class DeviceReady:
     launches: tuple[Launch, ...]
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     makers: tuple[Callable[[], Any], ...] | None = field(default=None, repr=False)
+    written: tuple[int, ...] = ()
+    """Which of the arrays that are given are written."""
+    reach: tuple[tuple[int, int], ...] = ()
+    """The bytes that each of them spans, from its first element on."""
+
+    def apart(self, values: Sequence[Any]) -> bool:
+        """Does what is written lie apart from all else? Addresses decide that, which a key does not hold."""
+        if not self.written:
+            return True
+        starts = [address_of(values[i]) for i in self.places]
+        spans = [(a + low, a + high) for a, (low, high) in zip(starts, self.reach, strict=True)]
+        return all(
+            i == j or spans[i][1] <= low or high <= spans[i][0]
+            for i in self.written
+            for j, (low, high) in enumerate(spans)
+        )
 
     def __call__(self, values: Sequence[Any]) -> Any:
         arrays = [values[i] for i in self.places]
@@ -146,9 +162,13 @@ class DeviceKernel(Kernel):
         ready = self._settled_call({n: given[n] for n in self.graph.tensors}, self._scalars(given), outs)
         places = tuple(order.index(n) for n in self.graph.tensors)
         places += tuple(range(len(order), len(order) + len(outs)))
+        updated = [i for i, t in enumerate(self.graph.tensors.values()) if t.inout]
+        arrays = [given[n] for n in self.graph.tensors] + list(outs)
         return DeviceReady(
-            ready.device, places, ready.made[len(outs) :], ready.outputs - len(outs), ready.launches
-        )
+            ready.device, places, ready.made[len(outs) :], ready.outputs - len(outs), ready.launches,
+            written=(*updated, *range(len(self.graph.tensors), len(arrays))),
+            reach=tuple(_reach(described(x, "an array")) for x in arrays),
+        )  # fmt: skip
 
     # -- checks
 
@@ -179,7 +199,9 @@ class DeviceKernel(Kernel):
     ) -> DeviceReady:
         """Check everything, choose variants and prepare the launches."""
         if not tensors:
-            raise TypeError(f"{self.graph.name} takes no array, so nothing says on which device it should run")
+            raise TypeError(
+                f"{self.graph.name} takes no array, so nothing says on which device it should run"
+            )
         device = self._one_device({**tensors, **dict(zip(self.graph.outputs, outs, strict=False))})
         views = {n: self._view(n, x) for n, x in tensors.items()}
         plan = self._plan({n: x.shape for n, x in views.items()}, scalars)
@@ -212,9 +234,7 @@ class DeviceKernel(Kernel):
     def _view(self, name: str, value: Any) -> Array:
         tensor, view = self.graph.tensors[name], described(value, self._what(name))
         if view.dtype != NUMPY[tensor.dtype]:
-            raise TypeError(
-                f"{self._what(name)} holds {view.dtype}; {NUMPY[tensor.dtype]} is what it takes"
-            )
+            raise TypeError(f"{self._what(name)} holds {view.dtype}; {NUMPY[tensor.dtype]} is what it takes")
         if view.ndim != len(tensor.shape):
             raise ValueError(
                 f"{self._what(name)} has {view.ndim} axes, shape {view.shape}; it takes {len(tensor.shape)}"
@@ -239,6 +259,12 @@ class DeviceKernel(Kernel):
                     raise ValueError(
                         f"{self.graph.name}: {what} shares memory with {name}; a separate array is what it takes"
                     )
+
+
+def _reach(x: Array) -> tuple[int, int]:
+    """The first and the past-the-last byte of an array, from its first element on."""
+    ends = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)] if x.size else []
+    return sum(min(0, e) for e in ends), sum(max(0, e) for e in ends) + x.itemsize
 
 
 HELD: dict[DType, Callable[[Any], Any]] = {

@@ -543,7 +543,9 @@ def _loading(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], No
 
     def load(tensor: Tensor, offset: int, registers: Local, at: int) -> None:
         if offset * dtype.bytes % width:
-            raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes")
+            raise tensor.state.fault(
+                f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes"
+            )
         for i in range(width // dtype.bytes):
             value = tensor[offset + i]
             registers[at + i] = FUNCTIONS[f"f32_from_{dtype}"](value) if dtype in SIXTEEN else value
@@ -556,7 +558,9 @@ def _storing(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], No
 
     def store(tensor: Tensor, offset: int, registers: Local, at: int) -> None:
         if offset * dtype.bytes % width:
-            raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes")
+            raise tensor.state.fault(
+                f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes"
+            )
         for i in range(width // dtype.bytes):
             value = registers[at + i]
             tensor[offset + i] = FUNCTIONS[f"{dtype}_from_f32"](value) if dtype in SIXTEEN else value

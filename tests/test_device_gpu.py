@@ -22,8 +22,10 @@ def kernel(file: str, name: str, **options: Any) -> Any:
     return tl.compile(tl.load(str(EXAMPLES / file))[name], target="cuda", **options)
 
 
-def island(torch: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0, order: tuple[int, ...] | None = None) -> Any:
-    """Random values whose memory lies between NaNs, `offset` elements from alignment; `order` permutes the axes in memory."""
+def island(
+    torch: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0, order: tuple[int, ...] | None = None
+) -> Any:
+    """Random values whose memory lies between NaNs, `offset` elements from alignment, axes in memory in `order`."""
     order = order or tuple(range(len(shape)))
     packed = [shape[i] for i in order]
     size = 1
@@ -39,7 +41,15 @@ def off(got: Any, want: Any) -> float:
     return float((got.double() - want).abs().max() / want.abs().max())
 
 
-SIZES = [(128, 128, 64), (256, 384, 512), (200, 136, 72), (129, 257, 65), (1, 8, 8), (77, 64, 1000), (640, 128, 2048)]
+SIZES = [
+    (128, 128, 64),
+    (256, 384, 512),
+    (200, 136, 72),
+    (129, 257, 65),
+    (1, 8, 8),
+    (77, 64, 1000),
+    (640, 128, 2048),
+]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -47,7 +57,11 @@ SIZES = [(128, 128, 64), (256, 384, 512), (200, 136, 72), (129, 257, 65), (1, 8,
 @pytest.mark.parametrize("layout", ["packed", "shifted", "transposed"])
 def test_products(torch: Any, size: tuple[int, int, int], kind: str, layout: str) -> None:
     m, n, k = size
-    dtype, offset, order = getattr(torch, kind), int(layout == "shifted"), (1, 0) if layout == "transposed" else (0, 1)
+    dtype, offset, order = (
+        getattr(torch, kind),
+        int(layout == "shifted"),
+        (1, 0) if layout == "transposed" else (0, 1),
+    )
     a, b = island(torch, (m, k), dtype, offset, order), island(torch, (k, n), dtype, offset, order)
     bias = island(torch, (n,), dtype, offset)
     got = kernel("matmul_gelu.tile", "matmul_gelu")(a, b, bias)

@@ -194,11 +194,19 @@ def deal(demands: Iterable[Demand], tiles: dict[str, int], run: int = 1) -> Deal
     return Deal(row_bits, column_bits, tiles, _row_axes(wide), run)
 
 
-def fragment_deal(demands: Iterable[Demand], tiles: dict[str, int], row_warps: int, column_warps: int) -> FragmentDeal:
+def fragment_deal(
+    demands: Iterable[Demand], tiles: dict[str, int], row_warps: int, column_warps: int
+) -> FragmentDeal:
     """The same sides, laid over warps as matrix units need it."""
     wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
     return FragmentDeal(
-        3 + row_warps, 2 + column_warps, tiles, _row_axes(wide), 2, row_warps=row_warps, column_warps=column_warps
+        3 + row_warps,
+        2 + column_warps,
+        tiles,
+        _row_axes(wide),
+        2,
+        row_warps=row_warps,
+        column_warps=column_warps,
     )
 
 

@@ -3,9 +3,9 @@
 Tiles are dealt as `deal.FragmentDeal` says, which is how `mma.sync.m16n8k16` leaves its results, so everything elementwise,
 reductions and stores are those of the simt tier. A product takes its operands
 
-- from shared memory through `ldmatrix`: tiles lie there as 16-bit elements, rows padded by 16 bytes, so that the eight rows of
-  a matrix lie in different banks; or
-- the operand with the result's rows from the registers in which another product left it, rounded (the weights of an attention).
+- from shared memory through `ldmatrix`: tiles lie there as 16-bit elements, rows padded by 16 bytes, so that the eight
+  rows of a matrix lie in different banks; or
+- the operand with the result's rows from the registers in which another product left it, rounded.
 
 Tiles that a loop reads from memory for products alone come through `cp.async`, one or two steps ahead, in a ring of buffers.
 A computed f32 operand that meets a stored 16-bit one is rounded to its type (DESIGN 8, "Precision").
@@ -13,8 +13,7 @@ A computed f32 operand that meets a stored 16-bit one is rounded to its type (DE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import TileError
@@ -47,7 +46,14 @@ from .scalar_cuda import Code, convert
 from .shared_memory import Touched
 from .simt import Kernel
 from .simt_elements import NARROW, Wide
-from .simt_source import NOWHERE, Point, Registers, Staged, Value, arena_bytes, joined, local_array, starts_late
+from .simt_source import (
+    Point,
+    Registers,
+    Staged,
+    Value,
+    arena_bytes,
+    starts_late,
+)
 from .tile_types import Context, Facts, contexts, is_product, leaves, rewrite, static_value, tile_axes
 
 SIXTEEN = (DType.F16, DType.BF16)
@@ -56,6 +62,7 @@ EIGHT_WARPS_FROM = 1 << 15  # elements of a product that eight warps share inste
 CHUNK = 8  # elements that one asynchronous copy moves: 16 bytes
 MOST_STAGES, LEAST_STAGES = 3, 2
 BLOCKS_PER_SM = 2  # a deeper ring than lets so many blocks share a multiprocessor does not pay
+GROUP = 8
 LOG2_E = 1.4426950408889634
 LANE_BITS = 5
 RESERVED_BYTES = 2048  # of each block's shared memory: the driver's, and small tiles
@@ -106,9 +113,10 @@ def packed_extents(program: TileProgram) -> list[str]:
     for t, subscripts in accesses(program):
         axis = subscripts[-1] if subscripts else None
         extent = program.param(t).shape[-1] if subscripts else None
-        if isinstance(axis, AxisIndex) and isinstance(extent, ExtentRef) and extent.name not in statics:
-            if axis.axis in tile_axes(program, statics):
-                found.append(extent.name)
+        is_open = isinstance(extent, ExtentRef) and extent.name not in statics
+        if is_open and isinstance(axis, AxisIndex) and axis.axis in tile_axes(program, statics):
+            assert isinstance(extent, ExtentRef)
+            found.append(extent.name)
     return found
 
 
@@ -141,11 +149,15 @@ def check(program: TileProgram) -> None:
                 continue
             found = True
             if a.dtype is not b.dtype or a.dtype not in SIXTEEN:
-                raise Unfit(f"a product of {a.dtype} and {b.dtype}; the matrix units take two of f16 or two of bf16")
+                raise Unfit(
+                    f"a product of {a.dtype} and {b.dtype}; the matrix units take two of f16 or two of bf16"
+                )
             if len(a.axes) != 2 or len(b.axes) != 2 or len(d.over) != 1:
                 raise Unfit("a product over several axes, or of tiles with more than two")
             if tiles[d.over[0]] % STEP:
-                raise Unfit(f"`{d.over[0]}` by {tiles[d.over[0]]}; the contracted axis needs a multiple of {STEP}")
+                raise Unfit(
+                    f"`{d.over[0]}` by {tiles[d.over[0]]}; the contracted axis needs a multiple of {STEP}"
+                )
     if not found:
         raise Unfit("it has no product")
 
@@ -158,7 +170,7 @@ def facts_of(program: TileProgram, tiles: dict[str, int]) -> Facts:
 
 
 def with_named_operands(program: TileProgram) -> TileProgram:
-    """The same program where every operand read from memory is a named tile, and both operands of a product have one type."""
+    """The same program: operands read from memory are named tiles, and both operands of a product have one type."""
     statics = dict(program.statics)
     facts = facts_of(program, {a: x.tile or 1 for a, x in tile_axes(program, statics).items()})
     return replace(program, body=_Naming(facts).block(program.body, {}))
@@ -226,12 +238,41 @@ class MatrixKernel(Kernel):
         self.rounds = True  # operands and weights are rounded to 16 bits
         super()._give_names()
 
+    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """Tiles of a product in groups of GROUP rows, rows fastest: blocks that run together read the same tiles."""
+        two = axes[-2:]
+        plain = len(two) == 2 and all(a.tile is not None and a.lo is None and a.hi is None for a in two)
+        if not plain or any(
+            isinstance(s, For) and s.axis.hi is not None for s in statements(self.program.body)
+        ):
+            super()._task_indices(axes, counts)
+            return
+        names = [self.axis_names[a.name] for a in two]
+        rows, columns = counts[-2:]
+        rest = "task"
+        if len(axes) > 2:
+            inner = self.assign("tiles", Code(f"{rows} * {columns}", DType.I64))
+            rest = self.assign("tile", Code(f"task % {inner}", DType.I64))
+            for a, count in reversed(list(zip(axes[:-2], counts[:-2], strict=True))):
+                left = self.assign("rest", Code(f"task // {inner}", DType.I64))
+                here = f"{left} % {count}"
+                name = self.axis_names[a.name]
+                self.text.line(f"{name.index if a.tile is None else name.first} = ({here}) * {a.tile or 1}")
+                inner = self.assign("tiles", Code(f"{inner} * {count}", DType.I64))
+        group = self.assign("group", Code(f"{rest} // ({GROUP} * {columns}) * {GROUP}", DType.I64))
+        inside = self.assign("inside", Code(f"{rest} % ({GROUP} * {columns})", DType.I64))
+        high = self.assign("high", Code(f"min({rows} - {group}, {GROUP})", DType.I64))
+        self.text.line(f"{names[0].first} = ({group} + {inside} % {high}) * {two[0].tile}")
+        self.text.line(f"{names[1].first} = {inside} // {high} * {two[1].tile}")
+
     # ------------------------------------------------------------ where things lie
 
     def dealt(self, demands: list[Demand]) -> Deal:
         """Two rows of two warps, or four rows of one where a product's result feeds the next one's rows."""
         feeds = any(isinstance(x, Cast | Name) and self._is_result(x, c.types) for c, x in self._operands())
-        largest = max((self.tiles[d.axes[0]] * self.tiles[d.axes[-1]] for d in demands if d.kind == "dot"), default=0)
+        largest = max(
+            (self.tiles[d.axes[0]] * self.tiles[d.axes[-1]] for d in demands if d.kind == "dot"), default=0
+        )
         eight = [(3, 0)] if feeds else [(2, 1), (1, 2)]
         choices = [(2, 0)] if feeds else [(1, 1), (2, 0), (0, 2)]
         choices = [*eight, *choices] if largest >= EIGHT_WARPS_FROM else choices
@@ -251,9 +292,7 @@ class MatrixKernel(Kernel):
 
     def _from_memory_names(self) -> set[str]:
         return {
-            s.name
-            for s in statements(self.program.body)
-            if isinstance(s, Let) and isinstance(s.value, Load)
+            s.name for s in statements(self.program.body) if isinstance(s, Let) and isinstance(s.value, Load)
         }
 
     def _fits(self, d: FragmentDeal, axes: tuple[str, ...]) -> bool:
@@ -271,7 +310,9 @@ class MatrixKernel(Kernel):
         )
 
     def _crossing(self) -> frozenset[str]:
-        inner = [(x.arg if isinstance(x, Cast) else x, self._in_registers(x, c.types)) for c, x in self._operands()]
+        inner = [
+            (x.arg if isinstance(x, Cast) else x, self._in_registers(x, c.types)) for c, x in self._operands()
+        ]
         held = {x.name for x, in_registers in inner if in_registers and isinstance(x, Name)}
         read = super()._crossing()
         others = {
@@ -279,12 +320,11 @@ class MatrixKernel(Kernel):
             for c in self.contexts
             if c.expr is not None and c.kind != "operand"
             for x in leaves(c.expr)
-            if isinstance(x, Name) and not self.deal.layout(c.types[x.name].axes).serves(self.deal.layout(c.axes))
+            if isinstance(x, Name)
+            and not self.deal.layout(c.types[x.name].axes).serves(self.deal.layout(c.axes))
         }
         staged = {
-            x.name
-            for c, x in self._operands()
-            if isinstance(x, Name) and not self._in_registers(x, c.types)
+            x.name for c, x in self._operands() if isinstance(x, Name) and not self._in_registers(x, c.types)
         }
         return (read - held) | frozenset(others) | frozenset(staged)
 
@@ -343,15 +383,24 @@ class MatrixKernel(Kernel):
     def _copies(self, e: Load, t: TileType) -> bool:
         """Can a tile be copied in chunks of 16 bytes?"""
         last = e.subscripts[-1] if e.subscripts else None
-        if self.wide.run == 1 or t.dtype not in SIXTEEN or len(t.axes) != 2 or not isinstance(last, AxisIndex):
+        if (
+            self.wide.run == 1
+            or t.dtype not in SIXTEEN
+            or len(t.axes) != 2
+            or not isinstance(last, AxisIndex)
+        ):
             return False
         if last.axis != t.axes[-1] or self.tiles[last.axis] % CHUNK or last.axis not in self.live:
             return False
         param, live = self.program.param(e.tensor), self.live
         extent = static_value(live[last.axis].extent, self.statics)
-        whole = extent % CHUNK == 0 if extent is not None else self.wide.divides(live[last.axis].extent, CHUNK)
+        whole = (
+            extent % CHUNK == 0 if extent is not None else self.wide.divides(live[last.axis].extent, CHUNK)
+        )
         spans = [self.facts.type_of(x, self.types).axes for x in e.subscripts]
-        inside = all(not axes or self.covers(x, n) for x, axes, n in zip(e.subscripts, spans, param.shape, strict=True))
+        inside = all(
+            not axes or self.covers(x, n) for x, axes, n in zip(e.subscripts, spans, param.shape, strict=True)
+        )
         free = not any(self.depends_on_tensors(x) for x in e.subscripts)
         return whole and inside and free and e.tensor not in self.shared_tensors
 
@@ -403,7 +452,11 @@ class MatrixKernel(Kernel):
             self.text.line(f"for {piece} in range({pieces // threads}):")
             self.text.depth += 1
             place, offset = f"{place} + {rows * staged.pitches[0]} * {piece}", f"{offset} + {step} * {piece}"
-            self.text.line(f"{names[row].index} = {names[row].first} + {where[row]} + {rows} * {piece}" if row not in self._whole() else f"{names[row].index} = {where[row]} + {rows} * {piece}")
+            self.text.line(
+                f"{names[row].index} = {names[row].first} + {where[row]} + {rows} * {piece}"
+                if row not in self._whole()
+                else f"{names[row].index} = {where[row]} + {rows} * {piece}"
+            )
         checks = [x for a in t.axes for x in self.lane_checks(at, a)] + outside
         self.text.line(
             f"copy16_{t.dtype}({staged.buffer.name}, {place}, {self.tensors[e.tensor]}, "
@@ -438,13 +491,19 @@ class MatrixKernel(Kernel):
             super().loop(s)
             return
         self.start_carries(s)
-        streams = [replace(x, value=self._with_scalars(x.value)) for x in streams if isinstance(x.value, Load)]
+        streams = [
+            replace(x, value=self._with_scalars(x.value)) for x in streams if isinstance(x.value, Load)
+        ]
         self.stages = self._depth(streams)
         rings = {let.name: self._ring(let) for let in streams}
         first, end = self.bounds(s.axis)
         size = s.axis.tile or 1
         names = self.axis_names[s.axis.name]
-        start = self.assign(f"{s.axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64)) if first != "0" else "0"
+        start = (
+            self.assign(f"{s.axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64))
+            if first != "0"
+            else "0"
+        )
         stop = self.assign(f"{s.axis.name}_stop", Code(end, DType.I64))
         if starts_late(s.axis):
             self.text.line(f"{stop} = {stop} if {first} < {stop} else {start}")
@@ -537,8 +596,13 @@ class MatrixKernel(Kernel):
             return RegisterOperand(inner, self.types[inner.name].axes)
         return super().operand(e)
 
-    def product(  # type: ignore[override]
-        self, d: Dot, a: Staged | RegisterOperand, b: Staged | RegisterOperand, target: Registers, dtype: DType
+    def product(
+        self,
+        d: Dot,
+        a: Staged | RegisterOperand,
+        b: Staged | RegisterOperand,
+        target: Registers,
+        dtype: DType,
     ) -> None:
         """target += a · b, one instruction's depth of the contracted axis at a time."""
         layout, (over,) = target.layout, d.over
@@ -569,7 +633,10 @@ class MatrixKernel(Kernel):
         if isinstance(left, Staged):
             source_a = self._matrices(left, row, over, lane3, lane4, lane8, at_row, row_step)
         source_b = self._matrices(right, column, over, lane4, lane3, lane8, at_column, column_step)
-        strides = {x: Point(layout, {y: "1" if y == x else "0" for y in layout.axes}).element(layout) for x in layout.axes}
+        strides = {
+            x: Point(layout, {y: "1" if y == x else "0" for y in layout.axes}).element(layout)
+            for x in layout.axes
+        }
         row_stride, column_stride = (_times(strides[x]) for x in (row, column))
         i, j = self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i")
         for k in range(self.tiles[over] // STEP):
@@ -613,7 +680,15 @@ class MatrixKernel(Kernel):
         return self.coordinates[key]
 
     def _matrices(
-        self, staged: Staged, outer: str, over: str, second: str, deeper: str, lane8: str, warp: str, step: int
+        self,
+        staged: Staged,
+        outer: str,
+        over: str,
+        second: str,
+        deeper: str,
+        lane8: str,
+        warp: str,
+        step: int,
     ) -> tuple[Staged, str, int, int, bool]:
         """Where a lane's row of an 8 x 8 matrix starts, what one more pair of tiles and one more step add, transposed?
 
@@ -621,7 +696,9 @@ class MatrixKernel(Kernel):
         """
         pitch = dict(zip(staged.axes, staged.pitches, strict=True))
         if pitch[over] == 1:
-            base = f"({lane8} + 8 * {warp} + {step} * {second}) * {pitch[outer]} + 8 * {deeper}{staged.offset}"
+            base = (
+                f"({lane8} + 8 * {warp} + {step} * {second}) * {pitch[outer]} + 8 * {deeper}{staged.offset}"
+            )
             pair, deep, turned = 2 * step * pitch[outer], STEP, False
         else:
             base = f"(8 * {deeper} + {lane8}) * {pitch[over]} + 8 * {warp} + {step} * {second}{staged.offset}"
@@ -629,7 +706,13 @@ class MatrixKernel(Kernel):
         return staged, self.assign(f"{outer}_from", Code(base, DType.I64)), pair, deep, turned
 
     def _fetch(
-        self, source: tuple[Staged, str, int, int, bool], part: str, count: int, counter: str, element: DType, k: int
+        self,
+        source: tuple[Staged, str, int, int, bool],
+        part: str,
+        count: int,
+        counter: str,
+        element: DType,
+        k: int,
     ) -> None:
         staged, base, pair, deep, turned = source
         kind = "ldmatrix_turned" if turned else "ldmatrix"
@@ -638,7 +721,15 @@ class MatrixKernel(Kernel):
         self.text.line(f"    {kind}_{element}({part}, 4 * {counter}, {staged.buffer.name}, {offset})")
 
     def _pack(
-        self, left: RegisterOperand, part: str, row: str, over: str, rows: int, counter: str, element: DType, k: int
+        self,
+        left: RegisterOperand,
+        part: str,
+        row: str,
+        over: str,
+        rows: int,
+        counter: str,
+        element: DType,
+        k: int,
     ) -> None:
         """Two neighbouring values of a row in one register, as the instruction takes them."""
         layout = self.deal.layout(left.axes)

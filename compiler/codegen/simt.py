@@ -123,9 +123,15 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     if not preferred.wide_tensors:
         return [plain]
     made = [preferred, Kernel(program, target, suffix="any")]
-    short = tuple({a.extent.name: a.tile for a in _rows(program) if isinstance(a.extent, ExtentRef) and a.tile}.items())
+    short = tuple(
+        {a.extent.name: a.tile for a in _rows(program) if isinstance(a.extent, ExtentRef) and a.tile}.items()
+    )
     if short:
-        made = [Kernel(program, target, replace(wide, at_most=short)), Kernel(program, target, wide, "long"), made[1]]
+        made = [
+            Kernel(program, target, replace(wide, at_most=short)),
+            Kernel(program, target, wide, "long"),
+            made[1],
+        ]
     return made
 
 
@@ -148,7 +154,12 @@ def wide_assumption(plain: Kernel) -> Wide | None:
     run = max(16 // p.dtype.bytes for p, _ in rows)
     run = min(run, MOST_RUN)
     extents = [plain.axes[a].extent for _, a in rows]
-    return Wide(run, tuple({x.name: run for x in extents if isinstance(x, ExtentRef) and x.name not in plain.statics}.items()))
+    return Wide(
+        run,
+        tuple(
+            {x.name: run for x in extents if isinstance(x, ExtentRef) and x.name not in plain.statics}.items()
+        ),
+    )
 
 
 MOST_RUN = 8
@@ -166,7 +177,9 @@ class Kernel(Elements):
 
     tier = "simt"
 
-    def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW, suffix: str = "") -> None:
+    def __init__(
+        self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW, suffix: str = ""
+    ) -> None:
         super().__init__(program, target, wide)
         if suffix:
             self.name = self.names.fresh(f"{self.name}_{suffix}")
@@ -673,7 +686,9 @@ class Kernel(Elements):
                     False,
                 )
             text = stored(code, t.dtype) if staged.buffer.dtype in (DType.F16, DType.BF16) else code.text
-            self.guarded(self.owners(layout) + self.inside(at, layout.axes), f"{self.spot(staged, at)} = {text}")
+            self.guarded(
+                self.owners(layout) + self.inside(at, layout.axes), f"{self.spot(staged, at)} = {text}"
+            )
         return staged
 
     def place(self, name: str, t: TileType) -> Staged:
@@ -859,10 +874,20 @@ class Kernel(Elements):
     def _store_runs(self, s: Store, layout: Layout, subscripts: tuple[Expr, ...], value: Expr) -> bool:
         """Store a run at a time where the variant may; says whether it did."""
         param = self.program.param(s.tensor)
-        axis = self.runs_along(s.tensor, s.subscripts, layout) if self.wide.run > 1 and s.mode == "set" else None
+        axis = (
+            self.runs_along(s.tensor, s.subscripts, layout) if self.wide.run > 1 and s.mode == "set" else None
+        )
         bounded = [a for a in layout.axes if self.live[a].hi is not None or self.live[a].lo is not None]
-        plain = all(self.covers(x, n) or not self.facts.type_of(x, self.types).axes for x, n in zip(s.subscripts, param.shape, strict=True))
-        if axis is None or bounded or not plain or (param.dtype is DType.BF16 and not self.target.has_bf16_convert):
+        plain = all(
+            self.covers(x, n) or not self.facts.type_of(x, self.types).axes
+            for x, n in zip(s.subscripts, param.shape, strict=True)
+        )
+        if (
+            axis is None
+            or bounded
+            or not plain
+            or (param.dtype is DType.BF16 and not self.target.has_bf16_convert)
+        ):
             return False
         registers = self.registers(f"{s.tensor}_out", TileType(param.dtype, layout.axes), layout)
         self.map(registers, param.dtype, value)

@@ -426,7 +426,9 @@ class Elements:
         """The same from registers, which are 0 only beyond the tensor."""
         registers, dtype = self.ahead[e], self.program.param(e.tensor).dtype
         text = f"{registers.array}[{at.element(registers.layout)}]"
-        bounded = [a for a in registers.layout.axes if self.live[a].hi is not None or self.live[a].lo is not None]
+        bounded = [
+            a for a in registers.layout.axes if self.live[a].hi is not None or self.live[a].lo is not None
+        ]
         lanes = self.conditions(at, [a for a in bounded if a not in self.full])
         if lanes:
             text = f"({text} if {' and '.join(lanes)} else {constant(0, dtype).text})"
@@ -468,7 +470,8 @@ class Elements:
         first = self.cut(Code(at.element(own), DType.I64), 0).text
         pieces = range(0, run, width // param.dtype.bytes)
         lines = [
-            f"load{width}_{param.dtype}({self.tensors[e.tensor]}, {offset} + {i}, {array}, {first} + {i})" for i in pieces
+            f"load{width}_{param.dtype}({self.tensors[e.tensor]}, {offset} + {i}, {array}, {first} + {i})"
+            for i in pieces
         ]
         inside = self.conditions(at, own.axes) + self.within(
             param, e.subscripts, where, [self._spans(x) is False for x in e.subscripts]

@@ -90,11 +90,18 @@ def region_tiles(
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
     """Rows of up to `line` elements go to a warp each; longer ones to a block, in one piece where that is possible."""
     loops = (*roles.reduced, *roles.serial)
-    if not loops or roles.contraction_inside or roles.contraction_outside or not _along_rows(region, loops[-1]):
+    if (
+        not loops
+        or roles.contraction_inside
+        or roles.contraction_outside
+        or not _along_rows(region, loops[-1])
+    ):
         return CUDA_TILES
     size = axis_size(graph, loops[-1], sizes) or CUDA_TILES.line
     line = min(LONGEST_LINE, max(SHORTEST_LINE, 1 << (size - 1).bit_length()))
-    return replace(CUDA_TILES, line=line, lines=CUDA_TILES.lines if line <= CUDA_TILES.line else 1, volume=LONGEST_LINE)
+    return replace(
+        CUDA_TILES, line=line, lines=CUDA_TILES.lines if line <= CUDA_TILES.line else 1, volume=LONGEST_LINE
+    )
 
 
 SHORTEST_LINE, LONGEST_LINE = 256, 8192
@@ -106,7 +113,7 @@ def _along_rows(region: Region, axis: str) -> bool:
     return any(isinstance(n.indices[-1], Index) and n.indices[-1].axes == {axis} for n in reads)
 
 
-NARROW_ROWS = 64  # beyond, accumulators of 128 rows leave too few registers
+NARROW_ROWS = 128  # beyond, accumulators of 128 rows leave too few registers
 
 
 def _on_matrix_units(region: Region) -> bool:

@@ -115,7 +115,10 @@ def _moved(element: Any, dtype: str, width: int, loads: bool) -> Any:
             count = width * 8 // kind.width if isinstance(kind, ir.IntType) else width // SIZES[str(kind)]
             vector = ir.VectorType(kind, count)
             place = builder.bitcast(builder.gep(values[0], [values[1]]), vector.as_pointer())
-            own = [builder.gep(values[2], [builder.add(values[3], ir.Constant(values[3].type, i))]) for i in range(count)]
+            own = [
+                builder.gep(values[2], [builder.add(values[3], ir.Constant(values[3].type, i))])
+                for i in range(count)
+            ]
             lane = [ir.Constant(ir.IntType(32), i) for i in range(count)]
             if loads:
                 whole = builder.load(place, align=width)
@@ -124,7 +127,9 @@ def _moved(element: Any, dtype: str, width: int, loads: bool) -> Any:
             else:
                 whole = ir.Constant(vector, ir.Undefined)
                 for i in range(count):
-                    whole = builder.insert_element(whole, convert(builder, builder.load(own[i]), dtype), lane[i])
+                    whole = builder.insert_element(
+                        whole, convert(builder, builder.load(own[i]), dtype), lane[i]
+                    )
                 builder.store(whole, place, align=width)
             return context.get_dummy_value()
 
@@ -139,7 +144,9 @@ SIZES = {"float": 4, "double": 8}
 def _widened(builder: Any, x: Any, dtype: str) -> Any:
     """An element as it is computed with."""
     if dtype == "f16":
-        return builder.asm(ir.FunctionType(ir.FloatType(), [x.type]), "cvt.f32.f16 $0, $1;", "=f,h", [x], False)
+        return builder.asm(
+            ir.FunctionType(ir.FloatType(), [x.type]), "cvt.f32.f16 $0, $1;", "=f,h", [x], False
+        )
     if dtype == "bf16":
         bits = builder.shl(builder.zext(x, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
         return builder.bitcast(bits, ir.FloatType())
@@ -153,12 +160,23 @@ def _narrowed(builder: Any, x: Any, dtype: str) -> Any:
     if dtype in ("f16", "bf16"):
         kind = ir.FunctionType(ir.IntType(16), [x.type])
         return builder.asm(kind, f"cvt.rn.{dtype}.f32 $0, $1;", "=h,f", [x], False)
-    return builder.trunc(x, ir.IntType(8 if dtype.endswith("8") else 16)) if dtype in ("i16", "i8", "u8") else x
+    return (
+        builder.trunc(x, ir.IntType(8 if dtype.endswith("8") else 16)) if dtype in ("i16", "i8", "u8") else x
+    )
 
 
-for _name, _element in (
-    ("f64", f64), ("f32", f32), ("f16", u16), ("bf16", u16), ("i64", i64), ("i32", i32), ("i16", i16), ("i8", i8), ("u8", u8),
-):  # fmt: skip
+MOVED = {
+    "f64": f64,
+    "f32": f32,
+    "f16": u16,
+    "bf16": u16,
+    "i64": i64,
+    "i32": i32,
+    "i16": i16,
+    "i8": i8,
+    "u8": u8,
+}
+for _name, _element in MOVED.items():
     for _width in (4, 8, 16):
         globals()[f"load{_width}_{_name}"] = _moved(_element, _name, _width, True)
         globals()[f"store{_width}_{_name}"] = _moved(_element, _name, _width, False)
@@ -429,10 +447,14 @@ wait_copies0, wait_copies1, wait_copies2, wait_copies3 = (  # [9.7.9.25.3.3 cp.a
 
 
 def _copy16(element: Any) -> Any:
-    """`copy16_t(shared, at, pointer, offset, exists)`: start a copy of 16 bytes, of zeros where they do not exist [9.7.9.25.3.1
-    cp.async]."""
+    """`copy16_t(shared, at, pointer, offset, exists)`: start a copy of 16 bytes, of zeros where they do not exist.
 
-    def implement(shared: Any, at: Any, pointer: Any, offset: Any, exists: Any) -> tuple[Any, Callable[..., Any]]:
+    [9.7.9.25.3.1 cp.async]
+    """
+
+    def implement(
+        shared: Any, at: Any, pointer: Any, offset: Any, exists: Any
+    ) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
             to = _shared_address(builder, values[0], values[1])
             source = builder.ptrtoint(builder.gep(values[2], [values[3]]), ir.IntType(64))
@@ -460,8 +482,8 @@ def _at(builder: Any, pointer: Any, index: Any, plus: int) -> Any:
 
 
 def _ldmatrix(turned: bool) -> Any:
-    """`ldmatrix_t(part, at, shared, offset)`: four 8 x 8 matrices of 16-bit elements into four registers; each lane gives the
-    place of one row [9.7.14.5.15 ldmatrix]."""
+    """`ldmatrix_t(part, at, shared, offset)`: four 8 x 8 matrices of 16-bit elements into four registers; each lane gives
+    the place of one row [9.7.14.5.15 ldmatrix]."""
     text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if turned else ''}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
 
     def implement(part: Any, at: Any, shared: Any, offset: Any) -> tuple[Any, Callable[..., Any]]:
@@ -494,7 +516,12 @@ def _mma(dtype: str) -> Any:
     def implement(*_: Any) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
             sums, at, row, column, a, a_at, b, b_at = values
-            spots = [at, builder.add(at, column), builder.add(at, row), builder.add(builder.add(at, row), column)]
+            spots = [
+                at,
+                builder.add(at, column),
+                builder.add(at, row),
+                builder.add(builder.add(at, row), column),
+            ]
             places = [builder.gep(sums, [s]) for s in spots]
             old = [builder.load(p) for p in places]
             words = [builder.load(_at(builder, a, a_at, n)) for n in range(4)]
@@ -507,11 +534,15 @@ def _mma(dtype: str) -> Any:
                 builder.store(builder.extract_value(new, n), place)
             return context.get_dummy_value()
 
-        return types.void(pointer_to(f32), i64, i64, i64, pointer_to(i32), i64, pointer_to(i32), i64), generate
+        return types.void(
+            pointer_to(f32), i64, i64, i64, pointer_to(i32), i64, pointer_to(i32), i64
+        ), generate
 
     return intrinsic(_with_arguments("sums, at, row, column, a, a_at, b, b_at", implement))
 
 
 mma_f16, mma_bf16 = _mma("f16"), _mma("bf16")
-pack_f16 = _instruction(i32, (f32, f32), "cvt.rn.f16x2.f32 $0, $2, $1;")  # [9.7.9 cvt]: the first in the lower half
+pack_f16 = _instruction(
+    i32, (f32, f32), "cvt.rn.f16x2.f32 $0, $2, $1;"
+)  # [9.7.9 cvt]: the first in the lower half
 pack_bf16 = _instruction(i32, (f32, f32), "cvt.rn.bf16x2.f32 $0, $2, $1;")

@@ -166,16 +166,16 @@ class CompiledKernel:
 
     def _on_device(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> Any:
         """A call for a CUDA target: on the device's own arrays in place, on others by way of copies."""
-        from .runtime.device_arrays import on_device
-
         values = (*positional, *named.values())
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         key = self._device_key((*positional, *outs), named)
         key = (len(outs), *key) if key is not None else None
         ready = self._device_ready.get(key) if key is not None else None
-        if ready is not None:
+        if ready is not None and ready.apart((*values, *outs)):
             found = ready((*values, *outs))
             return found if out is None else out
+        from .runtime.device_arrays import on_device
+
         if not any(on_device(x) for x in values):
             return self._checked(positional, named, out)
         kernel = self._device_kernel(positional, named)

@@ -1,0 +1,119 @@
+"""The mma tier without a GPU: emulated warps (ldmatrix, mma.sync, cp.async on real values) against the tile interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tileloom.compiler.codegen.mma import why_not
+from tileloom.compiler.codegen.simt import generate
+from tileloom.compiler.interpreter import tile
+from tileloom.compiler.target import SM_75, SM_80
+from tileloom.compiler.tile_text import parse_module
+from tileloom.runtime import emulate
+
+Array = np.ndarray[Any, Any]
+
+
+def product(b: str, subscript: str, batch: bool = False) -> str:
+    z, extent, loop = ("z, ", "B, ", "z in B, ") if batch else ("", "", "")
+    return f"""module g {{ tile g(a: bf16[{extent}M, K], b: bf16[{extent}{b}], c: out f32[{extent}M, N]) {{
+        extents {extent}M, K, N
+        tier mma
+        for {loop}m in M by 32, n in N by 32 parallel {{
+            for k in K by 16 carry (s: f32[m, n] = fill(0.0)) {{
+                yield s + dot[k](load a[{z}m, k], load b[{z}{subscript}])
+            }}
+            store c[{z}m, n] = s
+        }}
+    }} }}"""
+
+
+ATTENTION = """module t { tile t(q: f16[M, D], k: f16[N, D], v: f16[N, D], o: out f16[M, D], scale: f32) {
+    extents M, N, D
+    static D = 32
+    whole d = D, e = D
+    tier mma
+    for m in M by 64 parallel {
+        qt: f16[m, d] = load q[m, d]
+        for n in N by 32 to m + 64 carry (r: f32[m] = fill(-inf), l: f32[m] = fill(0.0), acc: f32[m, e] = fill(0.0)) {
+            s: f32[m, n] = where(n <= m, dot[d](qt, load k[n, d]), -inf)
+            r1: f32[m] = max(r, max[n](s))
+            r0: f32[m] = where(r1 == -inf, 0.0, r1)
+            p: f32[m, n] = exp(scale * (s - r0))
+            c: f32[m] = exp(scale * (r - r0))
+            yield r1, l * c + sum[n](p), acc * c + dot[n](p, load v[n, e])
+        }
+        store o[m, e] = f16(where(l == 0.0, 0.0, acc / l))
+    }
+} }"""
+
+
+def worst(text: str, inputs: dict[str, Array], scalars: dict[str, float], preferred: bool) -> float:
+    module = parse_module(text)
+    want = tile.run_module(module, inputs, scalars)
+    got = emulate.run_module(module, generate(module, SM_80), inputs, scalars, preferred=preferred)
+    return max(float(np.abs(got[n].astype(float) - want[n].astype(float)).max()) for n in want)
+
+
+def drawn(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> Array:
+    return np.random.default_rng(len(shape) + shape[0]).integers(-4, 5, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+@pytest.mark.parametrize("size", [(32, 32, 32), (40, 24, 48), (288, 32, 16)], ids=str)
+@pytest.mark.parametrize("b", ["K, N", "N, K"])
+def test_products_are_exact_on_small_integers(size: tuple[int, int, int], b: str, preferred: bool) -> None:
+    m, n, k = size
+    inputs = {"a": drawn(m, k), "b": drawn(*((k, n) if b == "K, N" else (n, k)))}
+    assert worst(product(b, b.lower()), inputs, {}, preferred) == 0
+
+
+def test_a_batch_of_products() -> None:
+    inputs = {"a": drawn(2, 64, 16), "b": drawn(2, 16, 96)}
+    assert worst(product("K, N", "k, n", batch=True), inputs, {}, True) == 0
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+@pytest.mark.parametrize("size", [(64, 64), (70, 52)], ids=str)
+def test_weights_go_from_product_to_product_in_registers(size: tuple[int, int], preferred: bool) -> None:
+    m, n = size
+    inputs = {name: drawn(rows, 32, dtype=np.float16) for name, rows in (("q", m), ("k", n), ("v", n))}
+    assert worst(ATTENTION, inputs, {"scale": 0.125}, preferred) <= 4e-3
+    source = generate(parse_module(ATTENTION), SM_80)
+    assert "pack_f16(" in source
+    assert "p_shared" not in source
+
+
+def test_a_missing_wait_shows() -> None:
+    """The copies land too late: among reads of the elements they are for."""
+    module, inputs = parse_module(product("K, N", "k, n")), {"a": drawn(32, 64), "b": drawn(64, 32)}
+    source = generate(module, SM_80).replace("wait_copies1()", "wait_copies3()")
+    with pytest.raises(emulate.KernelFault, match="no barrier between"):
+        emulate.run_module(module, source, inputs, {})
+
+
+def test_a_missing_barrier_is_a_race() -> None:
+    module, inputs = parse_module(product("K, N", "k, n")), {"a": drawn(32, 64), "b": drawn(64, 32)}
+    source = generate(module, SM_80)
+    first = source[: source.index("def g_")] if "def g_" in source else source
+    cut = (
+        first.replace("wait_copies1()\n            cuda.syncthreads()", "wait_copies1()")
+        + source[len(first) :]
+    )
+    assert cut != source
+    with pytest.raises(emulate.KernelFault, match="no barrier between"):
+        emulate.run_module(module, cut, inputs, {})
+
+
+def test_what_the_tier_does_not_take_is_said() -> None:
+    (program,) = parse_module(product("K, N", "k, n")).programs
+    assert why_not(program, SM_80) is None
+    assert "sm_75" in str(why_not(program, SM_75))
+    (single,) = parse_module(product("K, N", "k, n").replace("bf16", "f32")).programs
+    assert "a product of f32 and f32" in str(why_not(single, SM_80))
+    (short,) = parse_module(product("K, N", "k, n").replace("K by 16", "K by 8")).programs
+    assert "multiple of 16" in str(why_not(short, SM_80))
