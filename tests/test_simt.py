@@ -86,9 +86,12 @@ def test_every_barrier_taken_away_is_a_race(name: str) -> None:
     assert len(sites) >= 2
     for site in sites:
         with pytest.raises(emulate.KernelFault, match="no barrier between"):
-            for preferred in (True, False):
-                cut = without_line(source, site)
-                emulate.run_module(module, cut, case.inputs(), case.scalars, blocks=1, preferred=preferred)
+            every_variant(module, without_line(source, site), case)
+
+
+def every_variant(module: Any, source: str, case: Any) -> None:
+    for preferred in (True, False):
+        emulate.run_module(module, source, case.inputs(), case.scalars, blocks=1, preferred=preferred)
 
 
 def faulty(body: str, arguments: list[Any], threads: int = 64) -> str:

@@ -16,7 +16,8 @@ from ..tensor_ir import COMPARISONS, FLOATING, LOGICAL
 INTRINSIC = re.compile(
     r"(?<![.\w])(?:[a-z][a-z0-9_]*_(?:f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d)(?=\()"
 )
-MEANT = re.compile(r".*_(f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d")  # a name that looks like an intrinsic's
+MEANT = re.compile(r".*_(f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d")
+"""A name that looks like an intrinsic's."""
 
 
 @dataclass(frozen=True)
