@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..dsl import syntax
@@ -80,9 +80,12 @@ def _distinct(checks: Iterable[Check]) -> tuple[Check, ...]:
 # ---------------------------------------------------------------- order of statements
 
 
-def in_order(statements: Sequence[syntax.Statement], fns: Iterable[str]) -> list[syntax.Statement]:
-    """Statements after those they read; text order otherwise. Cycles were refused by check."""
-    owners = {s.target.name: s for s in statements if s.op == "="}
+def in_order(
+    statements: Sequence[syntax.Statement], fns: Iterable[str], given: Container[str]
+) -> list[syntax.Statement]:
+    """Statements after those they read; text order otherwise. Cycles were refused by check. What is read of a `given`
+    parameter is what it held before the call, so nobody waits for its update."""
+    owners = {s.target.name: s for s in statements if s.target.name not in given}
     done: dict[int, syntax.Statement] = {}
     open_: set[int] = set()
     stack = [(s, False) for s in reversed(statements)]
@@ -159,7 +162,7 @@ class _Kernel:
     # ------------------------------------------------------------ statements
 
     def statements(self) -> None:
-        for statement in in_order(self.kernel.statements, self.declared.fns):
+        for statement in in_order(self.kernel.statements, self.declared.fns, self.declared.tensors):
             self._statement(statement)
             name = statement.target.name
             if name not in self.declared.definitions and name not in self.declared.tensors:

@@ -18,6 +18,7 @@ from .elaborate import elaborate
 from .options import Options
 from .passes.canonicalize import canonicalize
 from .passes.fuse import Fused, Ledger, fuse
+from .passes.preserve import copies, preserve
 from .region import AxisPlan, Region
 from .remarks import Remark, Remarks
 from .schedule import Schedule, print_schedule, stem
@@ -65,7 +66,7 @@ class Compilation:
 def front(kernel: ProgramKernel, dtypes: Mapping[str, DType] | None, remarks: Remarks) -> tuple[Graph, Graph]:
     """Text to verified tensor IR: as written, and canonical."""
     written = elaborate(kernel, dtypes)
-    graph = canonicalize(written, remarks)
+    graph = preserve(canonicalize(written, remarks))
     verify_graph(graph, "canonicalize")
     return written, graph
 
@@ -198,7 +199,7 @@ def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
                 key = key_of(written, fused.graph, region, axis) if several or unclear else axis
                 tiles.append((key, size or 0))
     static = tuple(dict.fromkeys((*asked.static, *(a for p in fused.plans for a in p.whole))))
-    public = {*fused.graph.outputs, *fused.graph.tensors}
+    public = {*fused.graph.outputs, *fused.graph.tensors, *copies(fused.graph)}
     kept = tuple(d.name for d in fused.graph.definitions if d.name in fused.stored and d.name not in public)
     keep = kept if asked.fuse != "none" else ()
     return replace(

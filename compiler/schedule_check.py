@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..dsl.diagnostics import Diagnostics, refuse
 from ..dsl.suggest import did_you_mean
+from .passes.preserve import always_stored
 from .region import AxisPlan, Region, reductions
 from .schedule import Schedule, stem
 from .spelling import spell
@@ -41,7 +42,7 @@ class _Check:
         self.s, self.graph, self.target = s, graph, target
         self.written = written
         self.sink = Diagnostics()
-        self.stored = {d.name for d in graph.definitions if d.name in graph.outputs or d.target is not None}
+        self.stored = always_stored(graph)
         self.statements = {d.name: d for d in graph.definitions}
 
     def error(

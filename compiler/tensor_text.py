@@ -57,6 +57,8 @@ class _Printer:
             self.line(f"scalar {s.name}: {s.dtype}")
         if g.extents:
             self.line(f"extents {', '.join(g.extents)}")
+        if g.declared:
+            self.line(f"declared {', '.join(g.declared)}")
         for axis, size in g.axes.items():
             self.line(f"axis {axis} in {self.one(size)}")
         for word, table in (("tensor", g.tensors), ("output", g.outputs)):
@@ -169,6 +171,7 @@ class _GraphReader(Reader[Node]):
         self.outputs: dict[str, Tensor] = {}
         self.scalars: dict[str, ScalarParam] = {}
         self.extents: tuple[str, ...] = ()
+        self.declared: tuple[str, ...] = ()
         self.axes: dict[str, Node] = {}
         self.example: dict[str, int | float] = {}
         self.checks: list[Check] = []
@@ -313,12 +316,14 @@ class _GraphReader(Reader[Node]):
             self.outputs,
             tuple(self.checks),
             self.example,
+            declared=self.declared,
         )
 
     def _line(self) -> None:
         lines: dict[str, Callable[[], None]] = {
             "scalar": self._scalar,
             "extents": self._extents,
+            "declared": self._declared,
             "axis": self._axis,
             "tensor": lambda: self._tensor(self.tensors),
             "output": lambda: self._tensor(self.outputs),
@@ -347,6 +352,9 @@ class _GraphReader(Reader[Node]):
 
     def _extents(self) -> None:
         self.extents += self.words("an extent")
+
+    def _declared(self) -> None:
+        self.declared += self.words("an extent that the call gives by name")
 
     def _axis(self) -> None:
         name = self.word("an axis")

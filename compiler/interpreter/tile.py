@@ -92,6 +92,7 @@ def run_module(
     """
     extents = bind_extents(module, tensors, scalars)
     scratch = {s.name for s in module.scratch}
+    changed = {p.name for q in module.programs for p in q.params if p.mode != "in"}
     memory: dict[str, Memory] = {}
     with quiet():
         for program in module.programs:
@@ -99,10 +100,11 @@ def run_module(
             for p in program.params:
                 if p.name not in memory:
                     memory[p.name] = _allocate(p, tensors, extents, scalars, p.name in scratch)
+                    if p.name in changed and memory[p.name].written is None:
+                        memory[p.name].data = memory[p.name].data.copy()
                 memory[p.name].writer = None
             _Run(program, memory, extents, values, skip, check_indices).body(program.body)
-    returned = {p.name for q in module.programs for p in q.params if p.mode != "in"} - scratch
-    return {name: _result(memory[name]) for name in memory if name in returned}
+    return {name: _result(memory[name]) for name in memory if name in changed - scratch}
 
 
 def _scalar(name: str, dtype: DType, scalars: Mapping[str, int | float | bool]) -> Tile:
@@ -128,7 +130,7 @@ def _allocate(
         raise ValueError(f"tensor {p.name!r} has shape {given.shape}; its declaration makes that {shape}")
     if given.dtype != NUMPY[p.dtype]:
         raise ValueError(f"tensor {p.name!r} holds {given.dtype}; it is declared {p.dtype}")
-    return Memory(p, given if p.mode == "in" else given.copy(), None)
+    return Memory(p, given, None)
 
 
 def _result(m: Memory) -> Array:

@@ -40,13 +40,13 @@ Rule = Callable[[Node], "Node | None"]
 
 def canonicalize(graph: Graph, remarks: Remarks) -> Graph:
     """Valid IR in, valid IR out, no `When` left; the value of every output is the same."""
-    graph = _map_values(graph, resolve)
-    graph = _map_values(graph, lambda values: simplify(values, graph.axes))
+    graph = map_values(graph, resolve)
+    graph = map_values(graph, lambda values: simplify(values, graph.axes))
     graph = unify_axes(graph)
     supports = _supports(graph)
     skipping = _Skipping(graph, supports, remarks)
-    graph = _map_values(graph, lambda values: rewrite(values, skipping.rule))
-    return _live(_map_values(graph, lambda values: simplify(values, graph.axes)))
+    graph = map_values(graph, lambda values: rewrite(values, skipping.rule))
+    return _live(map_values(graph, lambda values: simplify(values, graph.axes)))
 
 
 def simplify(values: Iterable[Node], axes: Mapping[str, Node] | None = None) -> list[Node]:
@@ -72,7 +72,7 @@ def fixpoint(n: Node) -> Node:
             return n
 
 
-def _map_values(graph: Graph, change: Callable[[list[Node]], list[Node]]) -> Graph:
+def map_values(graph: Graph, change: Callable[[list[Node]], list[Node]]) -> Graph:
     """The graph with all values, places and named nodes changed at once, so that what is shared stays shared."""
     named = list(graph.names.items())
     sizes = [1 + len(d.target or ()) for d in graph.definitions]

@@ -36,6 +36,7 @@ from .canonicalize import simplify
 from .derive import PLAIN, Rules, rules_of
 from .lower import lower
 from .normalize import normalize
+from .preserve import always_stored
 from .schedule import axis_plan
 from .shield import shield
 
@@ -109,9 +110,7 @@ class _Search:
     ) -> None:
         self.rules, self.machine = rules, machine
         self.graph, self.schedule, self.target, self.sizes = graph, schedule, target, sizes
-        self.outputs = frozenset(
-            d.name for d in graph.definitions if d.name in graph.outputs or d.target is not None
-        )
+        self.outputs = always_stored(graph)
         self.names = tuple(d.name for d in graph.definitions if d.name not in self.outputs)
         self.tried: dict[frozenset[str], Fused] = {}
         self.refused: TileError | None = None
@@ -277,7 +276,8 @@ def regions(
     expanded = inlined(graph, stored)
     for _, change in VALUE_PASSES:
         expanded = expanded.changed(change, remarks, rules)
-    roots = list(expanded.graph.definitions)
+    # what is read of a parameter is what it held before the call
+    roots = sorted(expanded.graph.definitions, key=lambda d: d.target is not None)
     groups = _merge_siblings(roots) if merge else [[d] for d in roots]
     hints = tuple(expanded.named)
     within = {d.name: _computed_within(graph, d.name, stored) for d in roots}
@@ -344,11 +344,13 @@ def _computed_within(graph: Graph, root: str, stored: frozenset[str]) -> list[st
 
 
 def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:
-    """Roots that share a reduction and do not read one another run in one launch."""
+    """Roots that share a reduction run in one launch, which stands after every launch that one of them reads."""
     groups: list[list[Definition]] = []
     for d in roots:
         mine = set(reductions([d.value]))
-        home = next((g for g in groups if _can_join(d, mine, g)), None)
+        reads = {n.tensor for n in walk([d.value]) if isinstance(n, Read)}
+        first = max((i + 1 for i, g in enumerate(groups) if any(x.name in reads for x in g)), default=0)
+        home = next((g for g in groups[first:] if _can_join(d, mine, g)), None)
         if home is None:
             groups.append([d])
         else:
@@ -359,10 +361,8 @@ def _merge_siblings(roots: list[Definition]) -> list[list[Definition]]:
 def _can_join(d: Definition, mine: set[Reduce], group: list[Definition]) -> bool:
     if d.target is not None or any(x.target is not None for x in group):
         return False
-    names = {x.name for x in group}
-    reads = {n.tensor for n in walk([d.value]) if isinstance(n, Read)}
     shared = any(mine & set(reductions([x.value])) for x in group)
-    return shared and not names & reads and _compatible(d, group)
+    return shared and _compatible(d, group)
 
 
 def _compatible(d: Definition, group: Iterable[Definition]) -> bool:

@@ -215,7 +215,7 @@ class _Lowering:
         if not rest:
             self.segments(frame, c, names, axis, start)
             return
-        body = _Frame(frame, frame.open | frozenset(c.bound), frozenset(loops))
+        body = _Frame(frame, frame.open | {axis}, frozenset({axis}))
         bounds = loop_domain(axis, [conjuncts(s.predicate) for s in c.states], frame.open)
         lo, hi = (self.edge(frame, x, fn, axis) for x, fn in ((bounds.lo, "min"), (bounds.hi, "max")))
         inner = {s: self.fresh(n) for s, n in names.items()}

@@ -153,7 +153,9 @@ def axis_plan(
     roles = axis_roles(graph, region, sizes, cut)
     chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
     limits = region_tiles(graph, region, roles, schedule, target, sizes)
-    default = _bounded(_default_tiles(region, roles, limits), chosen, region, limits.volume, _in_order(graph))
+    free = {a: n for a, n in _default_tiles(region, roles, limits).items() if a not in stated}
+    fixed = {**{a: n or 1 for a, n in stated.items()}, **chosen}
+    default = _bounded(free, fixed, region, limits.volume, _in_order(graph))
     tiles: list[tuple[str, int | None]] = []
     for axis in (*roles.grid, *roles.whole, *roles.reduced, *roles.serial):
         size = (stated[axis] or None) if axis in stated else default.get(axis)
@@ -314,16 +316,16 @@ def _products(region: Region) -> set[Node]:
 
 def _bounded(
     tiles: dict[str, int | None],
-    whole: Mapping[str, int],
+    fixed: Mapping[str, int],
     region: Region,
     volume: int,
     order: Callable[[Iterable[str]], tuple[str, ...]],
 ) -> dict[str, int | None]:
-    """Halve the greatest tile sizes until no value of the region fills more than `volume` elements."""
+    """Halve the greatest of `tiles` until no value of the region fills more than `volume` elements; `fixed` sizes stay."""
     products = _products(region)
     for axes in dict.fromkeys(order(n.axes) for n in walk(region.values) if n not in products):
         while True:
-            sizes = {a: tiles.get(a) or whole.get(a, 1) for a in axes}
+            sizes = {a: tiles.get(a) or fixed.get(a, 1) for a in axes}
             largest = max((a for a in axes if (tiles.get(a) or 1) > 1), key=sizes.__getitem__, default=None)
             if math.prod(sizes.values()) <= volume or largest is None:
                 break

@@ -1,0 +1,133 @@
+"""Programs that nobody would write first: each gives the tensor interpreter's result however it is grouped and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tileloom as tl
+from tileloom.arguments import bind
+from tileloom.compiler.calls import extents_of
+from tileloom.compiler.elaborate import elaborate
+from tileloom.compiler.interpreter import tensor, tile
+from tileloom.compiler.options import Options
+from tileloom.compiler.pipeline import compile_kernel
+from tileloom.compiler.schedule import Fuse, Schedule
+from tileloom.compiler.target import CPU, SM_80, Target
+from tileloom.compiler.tensor_text import parse_graph, print_graph
+
+RNG = np.random.default_rng(5)
+FUSE: tuple[Fuse, ...] = ("none", "all", "auto")
+Tiles = tuple[tuple[str, int], ...]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape)
+
+
+def agree(
+    text: str, given: Mapping[str, Any], *cuts: Tiles, targets: tuple[Target, ...] = (CPU, SM_80)
+) -> dict[str, Any]:
+    """The tensor interpreter's results, after comparing those of every grouping and cut with them."""
+    program = tl.parse(text)
+    kernel = program[next(iter(program.kernels))]
+    call = bind(kernel.kernel, (), given)
+    graph = elaborate(kernel, call.dtypes)
+    assert parse_graph(print_graph(graph)) == graph
+    extents = extents_of(graph, call.shapes, call.scalars)
+    wanted = tensor.run(graph, call.tensors, call.scalars)
+    for target in targets:
+        for fuse in FUSE:
+            for tiles in ((), *cuts):
+                schedule = Schedule("k", kernel.kernel.name.name, target.name, fuse, tiles=tiles)
+                made = compile_kernel(
+                    kernel, target, extents, dtypes=call.dtypes, options=Options(fuse=fuse), schedule=schedule
+                )
+                got = tile.run_module(made.module, call.tensors, {**call.scalars, **extents})
+                for name, want in wanted.items():
+                    np.testing.assert_allclose(
+                        got[name],
+                        want,
+                        rtol=1e-5,
+                        atol=1e-5,
+                        err_msg=f"{name}, fuse {fuse}, {tiles} on {target.name}",
+                    )
+    return wanted
+
+
+def test_a_launch_stands_after_all_that_it_reads() -> None:
+    """e shares its sum with b, and reads o, which reads b: with b stored, e must not join the launch of b."""
+    x = normal(5, 7)
+    found = agree(
+        "kernel k(x: f64[M, N]) -> (o: f64[M], e: f64[M]) {\n    o[m] = b[m] + 1\n    e[m] = o[m] * a[m]\n"
+        "    b[m] = a[m] * 2\n    a[m] = sum[n](x[m, n])\n}\n",
+        {"x": x},
+    )  # fmt: skip
+    a = x.sum(1)
+    np.testing.assert_allclose(found["e"], (2 * a + 1) * a, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "such", ["b + d > f", "b <= d and d <= f and a < b + 1", "f - b >= 0 and d - f > -3", "b - f < e - d"]
+)
+def test_predicates_that_join_several_reduced_axes(such: str) -> None:
+    """A loop's bound may use the axes opened before it, and only those."""
+    agree(
+        "kernel k(x: f64[A, B, D, E, F], y: f64[F, B, D]) -> (q: f64[A, E], r: f64[A, E]) {\n"
+        f"    q[a, e] = logsumexp[d, f, b | {such}](x[a, b, d, e, f])\n"
+        f"    r[a, e] = sum[b, d, f](softmax[b, d, f | {such}](x[a, b, d, e, f]) * y[f, b, d])\n}}\n",
+        {"x": normal(2, 3, 2, 3, 5), "y": normal(5, 3, 2)},
+        (("f", 2), ("b", 2)),
+        (("d", 1), ("f", 3)),
+        targets=(CPU,),
+    )
+
+
+def test_a_kernel_of_declared_extents_only() -> None:
+    found = agree(
+        "kernel k<N: extent>(d: i32) -> (o: i64[N], p: i64[N]) {\n    o[i] = (i - 5) // d\n    p[i] = (i - 5) % d\n}\n",
+        {"N": 11, "d": -3},
+    )  # fmt: skip
+    steps = np.arange(11) - 5
+    np.testing.assert_array_equal(found["o"], steps // -3)
+    np.testing.assert_array_equal(found["p"], steps % -3)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("c[n] = c[N - 1 - n]", lambda c: c[::-1]),
+        ("before[n] = c[n]\n    c[n] = before[N - 1 - n] + before[n]", lambda c: c[::-1] + c),
+        ("c[n] += c[n] + sum[j in N | j < n](c[j])", lambda c: 2 * c + np.cumsum(c) - c),
+        ("c[n] = softmax[n](c[n])", lambda c: np.exp(c) / np.exp(c).sum()),
+        ("c[n] += 1\n    d[n] = c[N - 1 - n]", lambda c: c + 1),
+        ("c[n] = d[N - 1 - n]\n    d[n] = c[n]", lambda c: 3 * c[::-1]),
+    ],
+)
+def test_reads_of_an_updated_parameter_see_what_it_held_before(body: str, wanted: Any) -> None:
+    c = normal(9)
+    text = "kernel k(c: inout f64[N], d: inout f64[N]) -> s: f64[N] {\n    s[n] = 2 * c[n]\n    %s\n%s}\n" % (
+        body, "" if "d[n]" in body else "    d[n] = 0\n"
+    )  # fmt: skip
+    given = {"c": c.copy(), "d": 3 * c}
+    found = agree(text, given, (("n", 4),))
+    np.testing.assert_array_equal(given["c"], c)
+    np.testing.assert_allclose(found["c"], wanted(c), rtol=1e-12)
+    np.testing.assert_allclose(found["s"], 2 * c, rtol=1e-12)
+    kernel = tl.compile(tl.parse(text)["k"], target="cpu")
+    np.testing.assert_allclose(kernel(**given), 2 * c, rtol=1e-12)
+    np.testing.assert_allclose(given["c"], found["c"], rtol=1e-12)
+    np.testing.assert_allclose(given["d"], found["d"], rtol=1e-12)
+
+
+def test_the_schedule_of_a_kernel_with_a_copy_can_be_given_back() -> None:
+    text = "kernel k(c: inout f64[N]) {\n    c[n] = softmax[n](c[n]) + c[N - 1 - n]\n}\n"
+    kernel = tl.parse(text)["k"]
+    shown = compile_kernel(kernel, CPU, {"N": 9}).snapshots["schedule"]
+    c = normal(9)
+    wanted = np.exp(c) / np.exp(c).sum() + c[::-1]
+    tl.compile(kernel, schedule=shown)(c)
+    np.testing.assert_allclose(c, wanted, rtol=1e-12)
