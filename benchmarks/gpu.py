@@ -444,7 +444,11 @@ def shown(row: dict[str, Any]) -> str:
         return f"{name} FAILED {row['failed']}"
     if "ms" not in row:
         return f"{name} {row.get('us', row.get('equal'))}"
-    rate = f"{row['gbytes_per_s']:8.0f} GB/s" if "gbytes_per_s" in row else f"{row.get('tflops', 0):8.1f} TFLOP/s"
+    rate = (
+        f"{row['gbytes_per_s']:8.0f} GB/s"
+        if "gbytes_per_s" in row
+        else f"{row.get('tflops', 0):8.1f} TFLOP/s"
+    )
     return f"{name} {row['ms']:8.4f} ms {rate} error {row['error']:.1e} first {row['first_call_s']:.1f} s"
 
 

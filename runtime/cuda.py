@@ -122,8 +122,8 @@ class Variant:
     """One kernel of a generated source, as its `LAUNCHES` state it.
 
     It may be launched where each extent of `multiples` is a multiple of that number, each of `at_most` no more than it,
-    and each tensor of `wide` starts at a multiple of 16 bytes, has stride 1 along its last axis and multiples of 16 bytes along
-    the others.
+    and each tensor of `wide` starts at a multiple of 16 bytes, has stride 1 along its last axis and multiples of 16 bytes
+    along the others.
     """
 
     name: str

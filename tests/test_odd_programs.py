@@ -109,9 +109,9 @@ def test_a_kernel_of_declared_extents_only() -> None:
 )
 def test_reads_of_an_updated_parameter_see_what_it_held_before(body: str, wanted: Any) -> None:
     c = normal(9)
-    text = "kernel k(c: inout f64[N], d: inout f64[N]) -> s: f64[N] {\n    s[n] = 2 * c[n]\n    %s\n%s}\n" % (
-        body, "" if "d[n]" in body else "    d[n] = 0\n"
-    )  # fmt: skip
+    other = "" if "d[n]" in body else "    d[n] = 0\n"
+    head = "kernel k(c: inout f64[N], d: inout f64[N]) -> s: f64[N] {\n    s[n] = 2 * c[n]\n"
+    text = f"{head}    {body}\n{other}}}\n"
     given = {"c": c.copy(), "d": 3 * c}
     found = agree(text, given, (("n", 4),))
     np.testing.assert_array_equal(given["c"], c)
