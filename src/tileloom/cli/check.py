@@ -1,4 +1,4 @@
-"""Report everything that is wrong in a file: names, ranges, types, bounds. Nothing is compiled."""
+"""Report everything that is wrong in files: names, ranges, types, bounds. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from .kernels import read_program
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a .tile file, or - for standard input")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a .tile file, or - for standard input")
     parser.add_argument("--json", action="store_true", help="diagnostics as JSON on standard output")
 
 
 def run(arguments: Namespace) -> int:
-    found, kernels = _findings(arguments.file)
+    wrong: list[Diagnostic] = []
+    for file in arguments.files:
+        found, kernels = _findings(file)
+        wrong += found
+        if arguments.json:
+            continue
+        if found:
+            print_diagnostics(found)
+        else:
+            print(f"{file}: ok, {', '.join(kernels) if kernels else 'no kernels'}")
     if arguments.json:
-        print(json.dumps({"diagnostics": [d.as_json() for d in found]}, indent=2))
-    elif found:
-        print_diagnostics(found)
-    else:
-        print(f"{arguments.file}: ok, {', '.join(kernels) if kernels else 'no kernels'}")
-    return 1 if found else 0
+        print(json.dumps({"diagnostics": [d.as_json() for d in wrong]}, indent=2))
+    return 1 if wrong else 0
 
 
 def _findings(file: str) -> tuple[list[Diagnostic], list[str]]:
