@@ -127,6 +127,13 @@ def test_diagnostics_show_the_place(wrong: str, capsys: pytest.CaptureFixture[st
         assert "\x1b" not in error  # no colours where the output is no terminal
 
 
+def test_check_of_several_files(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", wrong, SOFTMAX]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == f"{SOFTMAX}: ok, row_softmax\n"
+    assert "wrong.tile:2:19" in shown.err
+
+
 def test_diagnostics_as_json(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", wrong, "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["diagnostics"]

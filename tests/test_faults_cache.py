@@ -70,7 +70,6 @@ def start(cache: Path, file: Path, kernel: str, **changes: Any) -> subprocess.Po
         **os.environ,
         "TILELOOM_CACHE_DIR": str(cache),
         "PYTHONPATH": str(changes.get("sources", SOURCES)),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     return subprocess.Popen(
         [sys.executable, "-c", RUN, json.dumps(given)],
