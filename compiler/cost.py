@@ -280,34 +280,37 @@ class _Estimate:
             n *= self.size.get(a, 1.0)
         return n
 
-    def work(self, e: Expr, times: float) -> frozenset[str]:
+    def work(self, root: Expr, times: float) -> frozenset[str]:
         """Count the operations of an expression; answers its tile axes."""
+        done: list[frozenset[str]] = []
+        for e in reversed(list(tile.subexpressions(root))):  # operands before what they are operands of
+            done.append(self.counted(e, [done.pop() for _ in tile.operands(e)], times))
+        return done[0]
+
+    def counted(self, e: Expr, axes: list[frozenset[str]], times: float) -> frozenset[str]:
+        """Count one operation whose operands have these tile axes; answers its own."""
+        below = frozenset[str]().union(*axes)
         match e:
             case tile.Name(name=n):
                 return self.axes.get(n, frozenset())
             case tile.AxisIndex(axis=a):
                 return frozenset({a}) & self.size.keys()
-            case tile.Dot(a=a, b=b, over=over):
-                left, right = self.work(a, times), self.work(b, times)
-                columns = self.lanes(right - frozenset(over))
+            case tile.Dot(over=over):
+                columns = self.lanes(axes[1] - frozenset(over))
                 width = min(WIDE, 1 << max(0, round(math.log2(columns)))) if columns >= 1 else 1
-                flops = 2 * times * self.lanes(left | right)
-                self.dots[width] = self.dots.get(width, 0.0) + flops
-                return (left | right) - frozenset(over)
-            case tile.Reduce(arg=x, over=over):
-                axes = self.work(x, times)
-                self.reduce_ops += times * self.lanes(axes)
-                return axes - frozenset(over)
-        below: frozenset[str] = frozenset().union(*(self.work(x, times) for x in tile.operands(e)))
-        if isinstance(e, tile.Load):
-            if any(
-                isinstance(x, tile.Load | tile.Name) for i in e.subscripts for x in tile.subexpressions(i)
-            ):
-                self.gather_ops += times * self.lanes(below)
-            else:
-                self.vector_ops += times * self.lanes(below)
-        elif isinstance(e, tile.Apply):
-            self.operation(e.op, times * self.lanes(below))
+                self.dots[width] = self.dots.get(width, 0.0) + 2 * times * self.lanes(below)
+                return below - frozenset(over)
+            case tile.Reduce(over=over):
+                self.reduce_ops += times * self.lanes(below)
+                return below - frozenset(over)
+            case tile.Load(subscripts=places):
+                leaves = (x for i in places for x in tile.subexpressions(i))
+                if any(isinstance(x, tile.Load | tile.Name) for x in leaves):
+                    self.gather_ops += times * self.lanes(below)
+                else:
+                    self.vector_ops += times * self.lanes(below)
+            case tile.Apply(op=op):
+                self.operation(op, times * self.lanes(below))
         return below
 
     def operation(self, op: str, n: float) -> None:
@@ -318,8 +321,19 @@ class _Estimate:
         else:
             self.vector_ops += n * (4 if op in SLOW else 1)
 
-    def value(self, e: Expr) -> float:
+    def value(self, root: Expr) -> float:
         """A subscript or bound at the middle of the axes; what tensors hold is taken as in the middle of the extent."""
+        order, waiting = [], [root]
+        while waiting:
+            order.append(waiting.pop())
+            waiting.extend(_arithmetic(order[-1]))
+        done: list[float] = []
+        for e in reversed(order):
+            args = [done.pop() for _ in _arithmetic(e)][::-1]
+            done.append(self.valued(e, args))
+        return done[0]
+
+    def valued(self, e: Expr, args: list[float]) -> float:
         match e:
             case tile.Const(value=v):
                 return float(v)
@@ -327,11 +341,17 @@ class _Estimate:
                 return float(self.env[n])
             case tile.Name(name=n) if n in self.env:
                 return float(self.env[n])
-            case tile.Reduce(arg=x) | tile.Cast(arg=x):
-                return self.value(x)
-            case tile.Apply(op=op, args=args) if op in _INTEGER:
-                return _INTEGER[op](*(self.value(x) for x in args))
+            case tile.Reduce() | tile.Cast():
+                return args[0]
+            case tile.Apply(op=op) if op in _INTEGER:
+                return _INTEGER[op](*args)
         return max(self.env.values(), default=0.0) / 2
+
+
+def _arithmetic(e: Expr) -> tuple[Expr, ...]:
+    """The operands that the middle of a value is computed from."""
+    known = isinstance(e, tile.Reduce | tile.Cast) or (isinstance(e, tile.Apply) and e.op in _INTEGER)
+    return tile.operands(e) if known else ()
 
 
 def _floordiv(a: float, b: float) -> float:

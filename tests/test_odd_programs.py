@@ -131,3 +131,16 @@ def test_the_schedule_of_a_kernel_with_a_copy_can_be_given_back() -> None:
     wanted = np.exp(c) / np.exp(c).sum() + c[::-1]
     tl.compile(kernel, schedule=shown)(c)
     np.testing.assert_allclose(c, wanted, rtol=1e-12)
+
+
+def test_long_expressions_compile() -> None:
+    """No pass recurses over the depth of an expression."""
+    terms = " + ".join(f"x[n] * {i}.5" for i in range(700))
+    many = " + ".join(["m"] * 700)
+    text = (
+        "kernel k(x: f64[N]) -> (o: f64[N], s: f64[N]) {\n"
+        f"    o[n] = {terms}\n    s[m] = sum[n | n <= {many}](x[n])\n}}\n"
+    )
+    x = normal(5)
+    found = agree(text, {"x": x}, targets=(CPU,))
+    np.testing.assert_allclose(found["o"], x * sum(i + 0.5 for i in range(700)), rtol=1e-12)

@@ -169,12 +169,12 @@ def by_factor(s: Setting) -> tuple[State, ...] | Unfit:
     if any(not _never_zero(s.nodes[b]) for b in _multiplied(h, s)):
         return Unfit("zero")
     s.zero_harms |= {n for b in _multiplied(h, s) for n in walk([s.nodes[b]]) if n in s.joined}
-    new = h.subs(s.primed)
+    new = h.xreplace(s.primed)
     repair = ratio(new, h)
     t, y = sp.symbols("t y", real=True)
     obligations = (
         Obligation("separable", f"{s.formula.expr} == ({g})*({h})", "proved", "by form: every factor is of one side"),
-        equal("repair", s.formula.expr * repair, s.formula.expr.subs(s.primed)),
+        equal("repair", s.formula.expr * repair, s.formula.expr.xreplace(s.primed)),
         _scales(s.red.fn, repair) if s.red.fn != "sum" else equal("commutes", (t + y) * repair, t * repair + y * repair),
         _merges(repair, s),
     )  # fmt: skip
@@ -196,13 +196,13 @@ def by_summand(s: Setting) -> tuple[State, ...] | Unfit:
     if parts is None:
         return Unfit("its terms do not split into a summand of the element and a summand of the states")
     g, h = parts
-    repair = sp.expand_mul(h.subs(s.primed) - h)
+    repair = sp.expand_mul(h.xreplace(s.primed) - h)
     fn = s.red.fn
     obligations = (
         Obligation("separable", f"{s.formula.expr} == ({g}) + ({h})", "proved", "by form: every term is of one side"),
-        equal("repair", s.formula.expr + repair, s.formula.expr.subs(s.primed)),
+        equal("repair", s.formula.expr + repair, s.formula.expr.xreplace(s.primed)),
         Obligation("commutes", f"{fn}(t, y) + k == {fn}(t + k, y + k)", "proved", "k is free of the element"),
-        equal("merge", repair.subs(_steps(s)[0]) + repair.subs(_steps(s)[1]), repair.subs(_steps(s)[2])),
+        equal("merge", repair.xreplace(_steps(s)[0]) + repair.xreplace(_steps(s)[1]), repair.xreplace(_steps(s)[2])),
     )  # fmt: skip
     failed = next((o for o in obligations if o.status != "proved"), None)
     if failed is not None:
@@ -257,7 +257,7 @@ def _steps(s: Setting) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
 def _merges(repair: Any, s: Setting) -> Obligation:
     """Mended to r1 and then to r' is mended to r': parts of a set may be mended apart and in any order."""
     first, second, both = _steps(s)
-    return equal("merge", repair.subs(first) * repair.subs(second), repair.subs(both))
+    return equal("merge", repair.xreplace(first) * repair.xreplace(second), repair.xreplace(both))
 
 
 def _absorbing(s: Setting) -> Node | None:
@@ -305,7 +305,7 @@ def by_matrix(s: Setting) -> tuple[State, ...] | Unfit:
     moments = {m: _moment(s, unit, shifted, m) for m in powers}
     for m, red in moments.items():
         s.joined.setdefault(red, s.name if m == tops else f"{s.name}_{''.join(map(str, m))}")
-    scale = ratio(unit_h.subs(s.primed), unit_h)
+    scale = ratio(unit_h.xreplace(s.primed), unit_h)
     return tuple(
         _carried_moment(s, m, moments, shifted, scale, obligations) for m in powers if moments[m] not in known
     )
@@ -330,10 +330,10 @@ def _shifted_powers(s: Setting) -> tuple[Any, Any, list[_Shifted]] | Unfit:
 def _binomial(s: Setting, unit: Any, unit_h: Any, shifted: list[_Shifted]) -> tuple[Obligation, ...]:
     """G(r', c) == A(r, r')·G(r, c), factor by factor; A is linear in the sums that it mixes by construction."""
     rows = [
-        equal("repair", (x.base + _shift(x, s)) ** x.power, x.base.subs(s.primed) ** x.power) for x in shifted
+        equal("repair", (x.base + _shift(x, s)) ** x.power, x.base.xreplace(s.primed) ** x.power) for x in shifted
     ]
-    scale = ratio(unit_h.subs(s.primed), unit_h)
-    scaled = equal("repair", unit * scale, unit.subs(s.primed))
+    scale = ratio(unit_h.xreplace(s.primed), unit_h)
+    scaled = equal("repair", unit * scale, unit.xreplace(s.primed))
     linear = Obligation(
         "commutes", "A·(t + y) == A·t + A·y", "proved", "by form: A is a matrix, free of the element"
     )
@@ -342,7 +342,7 @@ def _binomial(s: Setting, unit: Any, unit_h: Any, shifted: list[_Shifted]) -> tu
 
 def _shift(x: _Shifted, s: Setting) -> Any:
     """H(r') - H(r)"""
-    return x.h.subs(s.primed) - x.h
+    return x.h.xreplace(s.primed) - x.h
 
 
 def _moved_by(x: _Shifted, s: Setting) -> Node:
