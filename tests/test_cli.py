@@ -85,13 +85,17 @@ def test_words_that_are_no_command_line(words: list[str]) -> None:
         (["run", ATTENTION, "-D", "Q=5"], 2, "no extent, scalar or dtype parameter `Q`"),
         (["run", ATTENTION, "-D", "Scale=1"], 2, "did you mean `scale`?"),
         (["run", ATTENTION, "-D", "N=4:8:x2"], 2, "only `bench` sweeps"),
-        (["run", ATTENTION, "-D", "N=-4"], 2, "an integer of at least 0"),
+        (["run", ATTENTION, "-D", "N=-4"], 2, "an integer from 0 to 2^63 - 1"),
+        (["run", ATTENTION, "-D", "N=99999999999999999999"], 2, "an integer from 0 to 2^63 - 1"),
+        (["run", ATTENTION, "-D", "N=9999999999999999"], 1, "not enough memory for these sizes"),
         (["run", ATTENTION, "-D", "T=i32"], 2, "T can be f32, f64, f16, bf16"),
         (["run", ATTENTION, "-D", "scale=x"], 2, "`x` is neither a number nor an element type"),
         (["run", ATTENTION, "-D", "N"], 2, "-D N is no setting"),
         (["run", ATTENTION + ":other"], 2, "has no kernel `other`; it has: attention"),
         (["run", ATTENTION, "--target", "gpu"], 2, "no target is called 'gpu'"),
         (["run", ATTENTION, "--schedule", "nowhere"], 1, "no schedule of that name"),
+        (["bench", ADD, "-D", "N=10", "--json", "/nowhere/x.json"], 2, "there is no folder /nowhere"),
+        (["bench", ADD, "-D", "N=10", "--json", "/"], 2, "it is a folder"),
         (["run", ATTENTION, "--option", "x"], 2, "no option is called 'x'"),
         (["run", ATTENTION, "--inputs", "nowhere.npz"], 1, "cannot read nowhere.npz: No such file"),
         (["run", ATTENTION, "--source", "nowhere.py"], 1, "cannot read nowhere.py"),
@@ -165,6 +169,57 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(sys, "stdin", Typed)
     assert main(["check", "-"]) == 0
     assert capsys.readouterr().out == "-: ok, row_softmax\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["fmt", "-"], ["fmt", "FILE"], ["run", ADD, "--source", "FILE"], ["run", ADD, "--schedule", "FILE"]],
+)
+def test_bytes_that_are_no_text(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Typed:
+        buffer = io.BytesIO(b"kernel\n\xff")
+
+    monkeypatch.setattr(sys, "stdin", Typed)
+    path = tmp_path / "bytes"
+    path.write_bytes(b"kernel\n\xff")
+    assert main([w.replace("FILE", str(path)) for w in words]) == 1
+    assert "is not UTF-8: byte 0xFF on line 2" in capsys.readouterr().err
+
+
+def test_no_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["run", "-"]) == 1
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_inputs_that_are_one_array_or_of_another_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, both = tmp_path / "one.npy", tmp_path / "both.npz"
+    np.save(one, np.ones(4))
+    np.savez(both, x=np.ones(5, np.float32), y=np.ones(5, np.float32))
+    assert main(["run", ADD, "--inputs", str(one)]) == 1
+    assert "is no .npz file" in capsys.readouterr().err
+    assert main(["run", ADD, "--inputs", str(both), "-D", "N=7"]) == 2
+    assert "-D N=7, but the arrays of --inputs make N = 5" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tileloom.cli.show.graph_of", full)
+    assert main(["show", ATTENTION, "--emit", "tensor"]) == 1
+    assert capsys.readouterr().err.endswith("error: No space left on device\n")
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_are_compared_without_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", ATTENTION, "--target", "interp", "-D", "N=0", "-D", "M=3"]) == 0
 
 
 def test_mistake_of_the_compiler_is_a_sentence(

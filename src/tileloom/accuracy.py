@@ -52,7 +52,8 @@ def compare(name: str, result: Array, oracle: Array, longest_sum: int) -> Compar
     finite = np.isfinite(want)
     special = ~finite & ~((got == want) | (np.isnan(got) & np.isnan(want)))
     lost = finite & ~np.isfinite(got)
-    errors = np.abs(got - want, where=finite & ~lost, out=np.zeros_like(want))
+    here = finite & ~lost
+    errors = np.abs(np.subtract(got, want, where=here, out=np.zeros_like(want)))
     largest = float(np.abs(want[finite]).max(initial=0.0))
     return Comparison(
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from .compiler.tensor_ir import Graph, Node, Read, Tensor, walk
 
 MOSTLY = 0.9
 """Share of True in boolean tensors, which are masks more often than not."""
+LARGEST_BYTES = 2**63 - 1
 SMALL = 8
 """Integers that index nothing lie below this."""
 
@@ -41,6 +43,8 @@ def _tensor(
     random: np.random.Generator,
 ) -> Array:
     shape, dtype = shape_of(t.shape, extents, scalars), NUMPY[t.dtype]
+    if math.prod(n or 1 for n in shape) * max(4, dtype.itemsize) > LARGEST_BYTES:
+        raise MemoryError
     if t.dtype.is_float:
         single = random.standard_normal(shape, np.float32)
         return single.astype(dtype)
@@ -70,7 +74,10 @@ def _indexed(graph: Graph, tensor: str) -> list[Node]:
 def read(path: str | Path) -> dict[str, Array]:
     """The arrays of an .npz file by name. Raises ValueError in words."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("one array, as numpy.save writes it")
+        with file:
             return {name: np.asarray(file[name]) for name in file.files}
     except OSError as reason:
         raise ValueError(f"cannot read {path}: {reason.strerror or reason}") from None

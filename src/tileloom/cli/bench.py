@@ -29,6 +29,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     against = [name for name in arguments.vs.split(",") if name]
+    if arguments.json not in (None, "-"):
+        _writable(arguments.json)
     found = list(problems(arguments))
     announce(found[0], {n: 0 for s in parse_settings(arguments.settings) for n in s.names})
     kernel = compiled(arguments, found[0].kernel)
@@ -51,6 +53,15 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         _record(result, arguments.json)
     return 0
+
+
+def _writable(where: str) -> None:
+    """Measuring takes long: a place that cannot be written is refused before."""
+    path = Path(where)
+    if path.is_dir():
+        raise usage(f"cannot write {where}: it is a folder")
+    if not path.parent.is_dir():
+        raise usage(f"cannot write {where}: there is no folder {path.parent}")
 
 
 def _record(result: Benchmark, where: str) -> None:

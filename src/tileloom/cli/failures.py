@@ -53,6 +53,10 @@ def reported(run: Callable[[Namespace], int], arguments: Namespace) -> int:
         return reason.code
     except (BrokenPipeError, MemoryError):
         raise
+    except OSError as reason:  # of the machine: a full disk, a folder that went away
+        where = f"{reason.filename}: " if reason.filename else ""
+        print(f"error: {where}{reason.strerror or reason}", file=sys.stderr)
+        return FAILED
     except (
         Exception
     ) as reason:  # the last resort: a user is told in a sentence, whoever mends it finds the traceback

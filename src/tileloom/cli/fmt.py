@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ..dsl.format import format_text
-from .failures import CommandError
+from .texts import read_text
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    text = _read(arguments.file)
+    text = read_text(arguments.file)
     laid_out = format_text(text, arguments.file)
     if arguments.check:
         if laid_out != text:
@@ -33,11 +33,3 @@ def run(arguments: Namespace) -> int:
     elif laid_out != text:
         Path(arguments.file).write_text(laid_out, encoding="utf-8", newline="")
     return 0
-
-
-def _read(file: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
-        raise CommandError(f"cannot read {file}: {getattr(reason, 'strerror', None) or reason}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from ..dsl.load import load, parse
@@ -10,12 +9,13 @@ from ..dsl.suggest import did_you_mean
 from ..dsl.syntax import Program, ProgramKernel
 from ..programs import kernel_named
 from .failures import usage
+from .texts import standard_input
 
 
 def read_program(file: str) -> Program:
     """The program of a path or, for `-`, of standard input. Raises `TileError`."""
     if file == "-":
-        return parse(sys.stdin.buffer.read().decode("utf-8-sig", errors="replace"), "-")
+        return parse(standard_input().decode("utf-8-sig", errors="replace"), "-")
     return load(file)
 
 

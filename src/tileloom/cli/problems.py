@@ -6,7 +6,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..api import CompiledKernel, compile
 from ..arguments import Array, Scalar, alternatives, deduced
@@ -23,8 +22,10 @@ from ..programs import graph_of
 from .failures import USAGE, CommandError, refusals, usage
 from .kernels import read_kernel
 from .settings import HELP, Value, parse_settings, points, single
+from .texts import read_text
 
 FUSE = ("auto", "all", "none")
+LARGEST_EXTENT = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,19 @@ def _extents(
     if given and set(given) == set(graph.tensors):
         with refusals():
             scalars = {n: v for n, v in numbers.items() if not isinstance(v, DType)}
-            return extents_of(graph, {n: x.shape for n, x in given.items()}, scalars)
+            found = extents_of(graph, {n: x.shape for n, x in given.items()}, scalars)
+        _undisputed(found, settings)
+        return found
     if given:
         missing = next(t for t in graph.tensors if t not in given)
         raise CommandError(f"the file of inputs has no `{missing}`; it must hold {', '.join(graph.tensors)}")
     return {e: _extent(graph, e, numbers) for e in graph.extents}
+
+
+def _undisputed(found: Mapping[str, int], settings: Mapping[str, Value]) -> None:
+    for name, n in found.items():
+        if settings.get(name, n) != n:
+            raise usage(f"-D {name}={settings[name]}, but the arrays of --inputs make {name} = {n}")
 
 
 def _extent(graph: Graph, name: str, numbers: Mapping[str, Value]) -> int:
@@ -180,8 +189,8 @@ def _extent(graph: Graph, name: str, numbers: Mapping[str, Value]) -> int:
             f"the size of `{name}` is not stated; add -D {name}=… (or an `example` line to {graph.name})"
         )
     value = numbers[name]
-    if not isinstance(value, int) or value < 0:
-        raise usage(f"-D {name}={value}: an extent is an integer of at least 0")
+    if not isinstance(value, int) or not 0 <= value <= LARGEST_EXTENT:
+        raise usage(f"-D {name}={value}: an extent is an integer from 0 to 2^63 - 1")
     return value
 
 
@@ -223,10 +232,10 @@ def schedule(arguments: Namespace, program: Program) -> Schedule | None:
     if item is not None:
         return parse_item(item.span)
     try:
-        return parse_schedule(Path(wanted).read_text(encoding="utf-8"), wanted)
-    except (OSError, UnicodeDecodeError) as reason:
+        text = read_text(wanted)
+    except CommandError as reason:
         names = ", ".join(program.schedules) or "none"
         raise CommandError(
-            f"--schedule {wanted}: no schedule of that name in the file (it has {names}), "
-            f"and no file to read: {getattr(reason, 'strerror', reason)}"
+            f"--schedule {wanted}: the file has no schedule of that name (it has {names}), and as a file: {reason}"
         ) from None
+    return parse_schedule(text, wanted)

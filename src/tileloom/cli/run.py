@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..accuracy import DERIVATION, Comparison, compare, largest_tensor, longest_sum
@@ -16,8 +15,9 @@ from ..compiler.tile_kernel import TilesKernel
 from ..execution import interpret, interpret_tiles, on_cpu
 from ..render import comparison_table, say
 from ..stages import stages
-from .failures import CommandError, refusals, usage
+from .failures import refusals, usage
 from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
+from .texts import read_text
 
 SMALL = 1 << 27
 """Elements of the largest tensor up to which the comparison is made unasked: 1 GiB in float64."""
@@ -59,7 +59,7 @@ def _compiled_results(
         call: Any = kernel
         if arguments.source:
             call = on_cpu(
-                kernel.compilation(**tensors, **found.numbers), _read(arguments.source), arguments.source
+                kernel.compilation(**tensors, **found.numbers), read_text(arguments.source), arguments.source
             )
         start = time.perf_counter()
         outputs = _outputs(call, found, _copies(found, tensors))
@@ -69,13 +69,6 @@ def _compiled_results(
         made = "" if kernel.target == "interp" else ", with compiling,"
         say(f"first call{made} {compiling:.2f} s; second call {1e3 * (time.perf_counter() - start):.2f} ms")
     return outputs
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
-        raise CommandError(f"cannot read {path}: {getattr(reason, 'strerror', reason)}") from None
 
 
 def outputs_of(kernel: CompiledKernel, found: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
