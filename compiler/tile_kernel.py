@@ -1,18 +1,23 @@
-"""A hand-written tile program as a kernel: a heading that calls are bound by, and a graph without definitions."""
+"""A hand-written tile program as a kernel: a heading that calls are bound by, and a graph without definitions.
+
+What reads and checks the text is imported where there is one: kernels in index notation are asked here whether they are
+one, and run without all that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..dsl import syntax as s
 from ..dsl.diagnostics import refuse
 from ..dsl.source import Span
 from .tensor_ir import Graph, Tensor
-from .tile_bounds import signature
-from .tile_ir import TileModule
-from .tile_source import TileText, read_tiles
-from .verify import VerifyError, verify_module
+
+if TYPE_CHECKING:
+    from .tile_ir import TileModule
+    from .tile_source import TileText
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +34,9 @@ class TilesKernel(s.ProgramKernel):
 
 def tiles_kernel(program: s.Program, item: s.Verbatim) -> TilesKernel:
     """Read and check a `tile` or `module` item. Raises `TileError` with everything that is wrong in it."""
+    from .tile_bounds import signature
+    from .tile_source import read_tiles
+
     text = read_tiles(item.span)
     checked(text.module, item.name.span)
     graph = signature(text)
@@ -45,6 +53,8 @@ def tiles_kernel(program: s.Program, item: s.Verbatim) -> TilesKernel:
 
 def checked(module: TileModule, span: Span) -> TileModule:
     """The module, if it keeps the rules of tile programs."""
+    from .verify import VerifyError, verify_module
+
     try:
         verify_module(module, "text")
     except VerifyError as reason:

@@ -5,12 +5,16 @@ An error costs the statement it stands in, not the file: the statement is report
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import lark
 from lark import Lark, Transformer
 from lark.exceptions import UnexpectedToken
 
@@ -56,18 +60,61 @@ def parse_expression(source: Source) -> s.Expr:
     return cast(s.Expr, node)
 
 
+# ---------------------------------------------------------------- tables
+
+OPTIONS: dict[str, Any] = {
+    "parser": "lalr",
+    "lexer": "basic",
+    "start": ["item", "expression"],
+    "keep_all_tokens": True,
+}
+
+
+TABLES = "tables"
+"""The group of entries that hold tables."""
+
+
+class Shelf(Protocol):
+    """Where bytes outlive the process. What it gives back is unpickled, so only this user may be able to write there."""
+
+    def get(self, group: str, name: str) -> bytes | None: ...
+
+    def put(self, group: str, content: bytes, name: str) -> None: ...
+
+
+_shelf: Callable[[], Shelf] | None = None
+
+
+def keep_tables(shelf: Callable[[], Shelf]) -> None:
+    """Keep the parser tables there: building them takes ten times as long as reading them back."""
+    global _shelf
+    _shelf = shelf
+
+
 @cache
 def _lark() -> Lark:
-    """The parser tables, built at most once a process. Nodes are built during the parse, so no tree is walked."""
+    """The parser tables, built or read at most once a process. Nodes are built during the parse: no tree is walked."""
     grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
-    return Lark(
-        grammar,
-        parser="lalr",
-        lexer="basic",
-        start=["item", "expression"],
-        transformer=_Build(),
-        keep_all_tokens=True,
-    )
+    if _shelf is None:
+        return _built(grammar)
+    shelf = _shelf()
+    name = _digest(grammar, repr(OPTIONS), lark.__version__, sys.version)
+    kept = shelf.get(TABLES, name)
+    if kept is not None:
+        return Lark.load(io.BytesIO(kept))
+    made = _built(grammar)
+    content = io.BytesIO()
+    made.save(content)
+    shelf.put(TABLES, content.getvalue(), name)
+    return made
+
+
+def _built(grammar: str) -> Lark:
+    return Lark(grammar, transformer=_Build(), **OPTIONS)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
 # ---------------------------------------------------------------- items

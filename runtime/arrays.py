@@ -10,26 +10,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..compiler.interpreter.elements import NUMPY, element_of
 from ..dsl.types import DType
 
 Array = npt.NDArray[Any]
-
-NUMPY: dict[DType, np.dtype[Any]] = {
-    DType.F64: np.dtype(np.float64),
-    DType.F32: np.dtype(np.float32),
-    DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.I64: np.dtype(np.int64),
-    DType.I32: np.dtype(np.int32),
-    DType.I16: np.dtype(np.int16),
-    DType.I8: np.dtype(np.int8),
-    DType.U8: np.dtype(np.uint8),
-    DType.BOOL: np.dtype(np.bool_),
-}
 NARROW_FLOATS = frozenset({DType.F16, DType.BF16})
 
 
@@ -97,7 +84,7 @@ def _from_torch(tensor: Any, what: str) -> Array:
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.dtype == torch.bfloat16:
-        array: Array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        array: Array = plain.view(torch.int16).numpy().view(NUMPY[DType.BF16])
         return array
     try:
         array = plain.numpy()
@@ -112,10 +99,10 @@ def deliver(result: Array, like: Any) -> Any:
         return result
     if is_torch(like):
         torch = sys.modules["torch"]
-        if result.dtype == ml_dtypes.bfloat16:
+        if element_of(result.dtype) is DType.BF16:
             return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(result)
-    if hasattr(like, "__array_namespace__") and result.dtype != ml_dtypes.bfloat16:
+    if hasattr(like, "__array_namespace__") and element_of(result.dtype) is not DType.BF16:
         return like.__array_namespace__().from_dlpack(result)
     return result
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compiler.interpreter.arithmetic import NUMPY
+from ..compiler.interpreter.elements import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.target import TARGETS, CudaTarget
 from ..compiler.tile_ir import Param, TileModule

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from ..compiler.evaluate import Number
+from ..compiler.interpreter.elements import NUMPY
 from ..compiler.target import CudaTarget
 from ..compiler.tensor_ir import Graph
 from ..compiler.tile_ir import TileModule, TileProgram
 from ..dsl.types import DType
 from . import cuda
-from .arrays import NUMPY, Array, overlaps
+from .arrays import Array, overlaps
 from .device_arrays import (
     address_of,
     described,

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compiler.interpreter.arithmetic import NUMPY, quiet
+from ..compiler.interpreter.arithmetic import quiet
+from ..compiler.interpreter.elements import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.tile_ir import TileModule
 from ..dsl.types import DType

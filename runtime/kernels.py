@@ -26,6 +26,7 @@ from numba import types
 from numba.core import compiler, config, serialize
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
+from numba.core.environment import Environment
 from numba.core.runtime import nrt
 from numba.np.numpy_support import from_dtype
 
@@ -41,7 +42,8 @@ _array: Any = types.Array
 _type_of: Any = numba.typeof
 _rebuilt: Any = compiler.CompileResult._rebuild
 _dumped: Any = serialize.dumps
-_start_memory: Any = nrt.rtsys.initialize
+_environment: Any = Environment
+_memory: Any = nrt
 _modules: dict[tuple[str, str], ModuleType] = {}
 _guard = threading.Lock()
 
@@ -171,18 +173,63 @@ class _CodeCache(NullCache):
         content = self.store.get(self.group, self._name(signature))
         if content is None:
             return None
-        _start_memory(
-            target
-        )  # all that loading needs of `target.refresh()`, which takes a quarter of a second
-        return _rebuilt(target, *pickle.loads(content))
+        stored: _Stored = pickle.loads(content)
+        # All that loading needs of `target.refresh()`, which takes a quarter of a second.
+        if stored.calls_memory:
+            _memory.rtsys.initialize(target)
+        else:
+            _name_memory()
+        environments = *stored.environments, *map(_empty_environment, stored.empty)
+        return _rebuilt(target, *stored.parts, environments)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         if compiled.library.has_dynamic_globals or compiled.lifted:  # it holds addresses of this process
             return
-        self.store.put(self.group, _dumped(compiled._reduce()), self._name(signature))
+        self.store.put(self.group, _dumped(_stored(compiled)), self._name(signature))
 
     def _name(self, signature: Any) -> str:
         return f"{self._function[:80]}-{digest_of(str(signature))}"
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A compiled function as an entry keeps it.
+
+    `parts` is what Numba reduces it to, without the environments of the functions that were inlined. An environment holds
+    the Python constants that its function refers to and the globals of its module. Compiled code reads only constants, and
+    to load a pickled one imports the module, which for Numba's own takes longer than all the rest. So one without
+    constants is kept by name (`empty`) and made anew, the others as they are (`environments`).
+    """
+
+    parts: tuple[Any, ...]
+    environments: tuple[Any, ...]
+    empty: tuple[str, ...]
+    calls_memory: bool
+    """Does it call functions of Numba's memory runtime that Numba compiles, beyond the library's own in C?"""
+
+
+def _stored(compiled: Any) -> _Stored:
+    *parts, environments = compiled._reduce()
+    declared = {f.name for f in compiled.library._final_module.functions if f.is_declaration}
+    own = {f.name for f in _memory.rtsys.library._final_module.functions if not f.is_declaration}
+    return _Stored(
+        tuple(parts),
+        tuple(e for e in environments if e.consts),
+        tuple(e.env_name for e in environments if not e.consts),
+        bool(declared & own),
+    )
+
+
+def _empty_environment(name: str) -> Any:
+    made = _environment({})
+    made.env_name = name
+    return made
+
+
+def _name_memory() -> None:
+    """Tell the linker the functions in C of Numba's memory runtime, as its `initialize` does before it compiles others."""
+    for name, address in _memory._nrt.c_helpers.items():
+        binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 IRRELEVANT = frozenset(

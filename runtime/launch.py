@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from ..compiler.calls import check_call, extents_of
-from ..compiler.codegen import cpu
+from ..compiler.codegen.cpu_names import function_names
 from ..compiler.cost import CPU_RATES, estimate, predict
 from ..compiler.evaluate import Number, evaluate
-from ..compiler.interpreter.tile import integer
+from ..compiler.interpreter.elements import NUMPY
 from ..compiler.tensor_ir import Graph, Node
 from ..compiler.tile_ir import TileModule, TileProgram
 from ..dsl.types import DType
-from .arrays import NARROW_FLOATS, NUMPY, Array, Received, deliver, overlaps, receive, to_kernel, writable
+from .arrays import NARROW_FLOATS, Array, Received, deliver, overlaps, receive, to_kernel, writable
 from .kernels import contiguous, launches, version
 from .memory import Scratch, last_use
 from .ready import Ready, Step
@@ -67,7 +67,7 @@ class Kernel:
         self.module = module
         self._edited = edited
         self._versions: dict[tuple[int, bool], Callable[..., object]] = {}
-        names = cpu.function_names(module)
+        names = function_names(module)
         self._steps = [(p, functions[names[p.name]]) for p in module.programs]
         self._last_use = {s.name: last_use(module, s.name) for s in module.scratch}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -194,10 +194,7 @@ class Kernel:
         outputs = {
             n: self._shape(n, t.shape, t.dtype, extents, scalars) for n, t in self.graph.outputs.items()
         }
-        scratch = {
-            s.name: self._sized(s.name, tuple(integer(x, {**scalars, **extents}) for x in s.shape), s.dtype)
-            for s in self.module.scratch
-        }
+        scratch = self._scratch({**scalars, **extents}) if self.module.scratch else {}
         known = {**extents, **{n: int(v) for n, v in scalars.items() if isinstance(v, int)}}
         return Plan(extents, outputs, scratch, tuple(_is_small(p, known) for p in self.module.programs))
 
@@ -208,6 +205,14 @@ class Kernel:
                     raise ValueError(
                         f"{self.graph.name}: {name} is {extents[name]}; this version is compiled for {name} = {value}"
                     )
+
+    def _scratch(self, numbers: Mapping[str, Number]) -> dict[str, tuple[int, ...]]:
+        from ..compiler.interpreter.tile import integer  # a module that most kernels run without
+
+        return {
+            s.name: self._sized(s.name, tuple(integer(x, numbers) for x in s.shape), s.dtype)
+            for s in self.module.scratch
+        }
 
     def _shape(
         self,

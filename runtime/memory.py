@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..compiler.codegen import cpu
-from ..compiler.interpreter.tile import integer
 from ..compiler.tile_ir import Expr, TileModule
 
 STATUS = Path("/proc/self/status")
@@ -74,6 +72,8 @@ class Scratch:
 def workspace_bytes(module: TileModule, extents: Mapping[str, int], threads: int) -> int:
     """What a call needs beyond inputs and outputs, from the module's text: the buffers of `threads` tasks at once, and
     the scratch tensors that live at the same time."""
+    from ..compiler.codegen import cpu  # the whole code generator, which a call does without
+
     buffers = cpu.workspace(module)
     live: dict[str, int] = {}
     peak = 0
@@ -89,6 +89,8 @@ def workspace_bytes(module: TileModule, extents: Mapping[str, int], threads: int
 
 
 def _bytes(sizes: tuple[int | Expr, ...], itemsize: int, extents: Mapping[str, int]) -> int:
+    from ..compiler.interpreter.tile import integer
+
     return math.prod(s if isinstance(s, int) else integer(s, extents) for s in sizes) * itemsize
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tileloom.compiler import tensor_ir as t
 from tileloom.compiler.elaborate import elaborate
-from tileloom.compiler.interpreter.arithmetic import NUMPY, elementwise, quiet
+from tileloom.compiler.interpreter.arithmetic import elementwise, quiet
+from tileloom.compiler.interpreter.elements import NUMPY
 from tileloom.compiler.interpreter.tensor import run
 from tileloom.compiler.passes.canonicalize import RULES, canonicalize, fixpoint, simplify
 from tileloom.compiler.remarks import Remarks

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tile_runner import both, close, compiled, functions_of, module_of
 
 from tileloom.compiler.codegen import cpu
+from tileloom.compiler.interpreter.elements import NUMPY
 from tileloom.compiler.interpreter.tile import integer, run_module
 from tileloom.compiler.options import Options
 from tileloom.compiler.pipeline import compile_kernel
@@ -21,7 +22,6 @@ from tileloom.compiler.target import CPU
 from tileloom.compiler.tile_ir import TileModule
 from tileloom.dsl.load import parse
 from tileloom.runtime import kernels
-from tileloom.runtime.arrays import NUMPY
 from tileloom.runtime.launch import Kernel
 from tileloom.runtime.threads import thread_limit
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tileloom.compiler.interpreter.arithmetic import (
-    NUMPY,
     Array,
     contracted,
     convert,
     elementwise,
     reduced,
 )
+from tileloom.compiler.interpreter.elements import NUMPY
 from tileloom.compiler.interpreter.tile import TileFault, run_module
 from tileloom.compiler.tile_ir import TileModule
 from tileloom.compiler.tile_text import parse_module

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from tileloom.compiler.codegen import cpu
+from tileloom.compiler.codegen.cpu_names import function_names
+from tileloom.compiler.interpreter.elements import NUMPY
 from tileloom.compiler.interpreter.tile import bind_extents, integer, run_module
 from tileloom.compiler.tile_ir import Param, TileModule
 from tileloom.compiler.tile_text import parse_module
 from tileloom.compiler.verify import verify_module
 from tileloom.runtime import kernels
-from tileloom.runtime.arrays import NUMPY, to_kernel
+from tileloom.runtime.arrays import to_kernel
 from tileloom.runtime.launch import as_held
 
 Arrays = dict[str, np.ndarray]
@@ -36,7 +38,7 @@ def compiled(text: str, tensors: Mapping[str, np.ndarray], **scalars: Any) -> Ar
     """Outputs and inouts by name; arguments are not changed."""
     module = module_of(text)
     extents = bind_extents(module, tensors, scalars)
-    names, functions = cpu.function_names(module), functions_of(text)
+    names, functions = function_names(module), functions_of(text)
     memory: Arrays = {}
     for program in module.programs:
         for p in program.params:

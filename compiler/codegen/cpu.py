@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
+from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, Buffer, Names, Signature
+from .numba_text import EXPORTS, Buffer, Signature
 from .placement import distinct
 
 INTRINSICS = "tileloom.runtime.intrinsics.cpu"
@@ -43,11 +44,6 @@ def workspace(module: TileModule) -> dict[str, tuple[tuple[Buffer, ...], ...]]:
     return {p.name: tuple(t.function().buffers for t in written.tasks(p)) for p in module.programs}
 
 
-def function_names(module: TileModule) -> dict[str, str]:
-    """The name of each program's function in the generated source, by program name."""
-    return _Module(module).functions
-
-
 def _imports(names: list[str]) -> list[str]:
     line = f"from {INTRINSICS} import {', '.join(names)}"
     if not names:
@@ -62,16 +58,13 @@ def _imports(names: list[str]) -> list[str]:
     return [*lines, row, ")"]
 
 
-class _Module:
+class _Module(ModuleNames):
     """Names that all functions of a file see: constants for static extents, and the functions."""
 
     def __init__(self, module: TileModule) -> None:
-        names = Names()
-        pairs = dict.fromkeys(pair for p in module.programs for pair in p.statics)
-        self.constants = {pair: names.new(pair[0]) for pair in pairs}
-        self.functions = {p.name: names.new(p.name) for p in module.programs}
-        self.compiled = {p.name: [names.new(f"{p.name}_tasks") for _ in _grids(p)] for p in module.programs}
-        self.names = names
+        super().__init__(module)
+        new = self.names.new
+        self.compiled = {p.name: [new(f"{p.name}_tasks") for _ in _grids(p)] for p in module.programs}
 
     def tasks(self, program: TileProgram) -> list[Task]:
         unique = distinct(program)

@@ -1,7 +1,4 @@
-"""Arithmetic of the language on NumPy arrays: every operation in the dtype that the language gives it (DESIGN 8).
-
-An array's dtype is its element type: f16 is `numpy.float16`, bf16 is `ml_dtypes.bfloat16`.
-"""
+"""Arithmetic of the language on NumPy arrays: every operation in the dtype that the language gives it (DESIGN 8)."""
 
 from __future__ import annotations
 
@@ -9,33 +6,22 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from ...dsl.types import DType, compute, promote
 from ..tensor_ir import COMPARISONS, operation_type, reduction_type
+from .elements import NUMPY, element_of
 
 Array = npt.NDArray[Any]
-
-NUMPY: dict[DType, np.dtype[Any]] = {
-    DType.F64: np.dtype(np.float64),
-    DType.F32: np.dtype(np.float32),
-    DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.I64: np.dtype(np.int64),
-    DType.I32: np.dtype(np.int32),
-    DType.I16: np.dtype(np.int16),
-    DType.I8: np.dtype(np.int8),
-    DType.U8: np.dtype(np.uint8),
-    DType.BOOL: np.dtype(np.bool_),
-}
-ELEMENT: dict[np.dtype[Any], DType] = {n: d for d, n in NUMPY.items()}
 
 
 def element(x: Array) -> DType:
     """The element type of an array."""
-    return ELEMENT[x.dtype]
+    found = element_of(x.dtype)
+    if found is None:
+        raise KeyError(x.dtype)
+    return found
 
 
 def quiet() -> np.errstate:

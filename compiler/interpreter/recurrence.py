@@ -14,7 +14,8 @@ import numpy as np
 from ...dsl.types import DType
 from ..cascade import COMBINE, Cascade, State, identity, merge
 from ..tensor_ir import Apply, Cast, Const, Extent, Index, Node, Read, Reduce, Scalar, carried
-from .arithmetic import NUMPY, Array, convert, elementwise, quiet
+from .arithmetic import Array, convert, elementwise, quiet
+from .elements import NUMPY
 
 UFUNC: dict[str, Callable[..., Array]] = {
     "sum": np.add.reduce,

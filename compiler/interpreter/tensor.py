@@ -40,7 +40,8 @@ from ..tensor_ir import (
     When,
     walk,
 )
-from .arithmetic import NUMPY, Array, convert, element, elementwise, highest, lowest, quiet, reduced
+from .arithmetic import Array, convert, element, elementwise, highest, lowest, quiet, reduced
+from .elements import NUMPY
 from .named import Axes, Named, product_sum, union
 
 Precision = Literal["storage", "float64"]

@@ -43,7 +43,8 @@ from ..tile_ir import (
     TileType,
     subexpressions,
 )
-from .arithmetic import NUMPY, Array, contracted, convert, elementwise, quiet, reduced
+from .arithmetic import Array, contracted, convert, elementwise, quiet, reduced
+from .elements import NUMPY
 
 T = TypeVar("T")
 Flags = npt.NDArray[np.bool_]

@@ -26,7 +26,8 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
-from .arithmetic import NUMPY, Array, quiet
+from .arithmetic import Array, quiet
+from .elements import NUMPY
 from .tile import Memory, Tile, _Run, bind_extents
 
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from .arguments import Arguments, Array, alternatives, bind
 from .compiler.calls import check_call, extents_of
-from .compiler.interpreter.arithmetic import NUMPY
+from .compiler.interpreter.elements import NUMPY
 from .compiler.options import RUNNING_SCALE, Options
 from .compiler.schedule import Fuse, Schedule
-from .compiler.schedule_text import parse_schedule
 from .compiler.target import CPU, CudaTarget, Target, target
 from .compiler.tensor_ir import Graph
 from .compiler.tile_kernel import TilesKernel
@@ -69,7 +68,7 @@ def compile(
         raise ValueError(
             f"check_indices=True: only the target 'interp' checks indices so far, not {target!r}"
         )
-    stated = parse_schedule(schedule) if isinstance(schedule, str) else schedule
+    stated = _stated(schedule)
     chosen = Options(
         fuse=fuse,
         precise=precise,
@@ -81,6 +80,14 @@ def compile(
         stated = _agreed(stated, kernel, fuse)
         target = target or stated.target
     return CompiledKernel(kernel, target or ("interp" if check_indices else "cpu"), chosen, stated)
+
+
+def _stated(schedule: Schedule | str | None) -> Schedule | None:
+    if not isinstance(schedule, str):
+        return schedule
+    from .compiler.schedule_text import parse_schedule
+
+    return parse_schedule(schedule)
 
 
 def _agreed(schedule: Schedule, kernel: ProgramKernel, fuse: Fuse) -> Schedule:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .compiler.interpreter.arithmetic import ELEMENT
+from .compiler.interpreter.elements import NUMPY, element_of
 from .dsl.suggest import did_you_mean
 from .dsl.syntax import Kernel, Param
 from .dsl.types import NAMES, DType
@@ -52,7 +52,7 @@ def bind(
             scalars[name] = _scalar(kernel, name, given[name])
     for name in declared_extents(kernel):
         scalars[name] = _scalar(kernel, name, given[name])
-    dtypes = deduced(kernel, {name: ELEMENT[x.dtype] for name, x in tensors.items()})
+    dtypes = deduced(kernel, {name: e for name, x in tensors.items() if (e := element_of(x.dtype))})
     for p in kernel.params:
         if not p.shape:
             _fits(kernel, p, scalars[p.name.name], dtypes)
@@ -91,8 +91,8 @@ def _by_name(kernel: Kernel, positional: Sequence[object], named: Mapping[str, o
 def _tensor(kernel: Kernel, p: Param, value: object, read: Callable[[Any, str], Array]) -> Array:
     name = p.name.name
     array = read(value, f"{kernel.name.name}: `{name}`")
-    if array.dtype not in ELEMENT:
-        known = ", ".join(str(n) for n in ELEMENT)
+    if element_of(array.dtype) is None:
+        known = ", ".join(str(NUMPY[d]) for d in DType)
         raise TypeError(f"{kernel.name.name}: `{name}` holds {array.dtype}; arrays may hold {known}")
     if p.inout and not array.flags.writeable:
         raise ValueError(f"{kernel.name.name}: `{name}` is updated in place, but the array is read-only")

@@ -17,7 +17,7 @@ import numpy as np
 
 from .api import CompiledKernel, compile, parse
 from .arguments import Array
-from .compiler.interpreter.arithmetic import ELEMENT
+from .compiler.interpreter.elements import element_of
 from .dsl.types import DType
 from .runtime.arrays import as_numpy, deliver
 
@@ -79,7 +79,7 @@ def _compiled(text: str, target: str | None, deterministic: bool, check_indices:
 
 
 def _element(array: Array, what: str, allowed: Sequence[DType] = FLOATS) -> DType:
-    found = ELEMENT.get(array.dtype)
+    found = element_of(array.dtype)
     if found is None or found not in allowed:
         raise TypeError(f"{what} holds {array.dtype}; it may hold {', '.join(map(str, allowed))}")
     return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from .arguments import Array, Scalar
 from .compiler.evaluate import evaluate
-from .compiler.interpreter.arithmetic import NUMPY
+from .compiler.interpreter.elements import NUMPY
 from .compiler.tensor_ir import Graph, Node, Read, Tensor, walk
 
 MOSTLY = 0.9

@@ -17,7 +17,6 @@ from .arguments import Array, Scalar
 from .compiler.calls import check_call, extents_of
 from .compiler.evaluate import evaluate
 from .compiler.interpreter.arithmetic import (
-    NUMPY,
     convert,
     element,
     elementwise,
@@ -26,6 +25,7 @@ from .compiler.interpreter.arithmetic import (
     quiet,
     reduced,
 )
+from .compiler.interpreter.elements import NUMPY
 from .compiler.interpreter.named import Named, product_sum, union
 from .compiler.interpreter.tensor import parts
 from .compiler.passes.canonicalize import canonicalize

@@ -12,7 +12,11 @@ from .compiler.tile_kernel import TilesKernel, tiles_kernel
 from .dsl import load as texts
 from .dsl import syntax
 from .dsl.diagnostics import refuse
+from .dsl.parse import keep_tables
 from .dsl.types import DType
+from .runtime.cache import store
+
+keep_tables(store)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..api import CompiledKernel, compile
 from ..arguments import Array, Scalar, alternatives, deduced
 from ..compiler.calls import check_call, extents_of
-from ..compiler.interpreter.arithmetic import ELEMENT
+from ..compiler.interpreter.elements import element_of
 from ..compiler.schedule import Fuse, Schedule
 from ..compiler.schedule_text import parse_item, parse_schedule
 from ..compiler.tensor_ir import Graph
@@ -135,7 +135,9 @@ def _dtypes(
 ) -> dict[str, DType]:
     allowed = alternatives(kernel.kernel)
     with refusals():
-        found = deduced(kernel.kernel, {n: ELEMENT[x.dtype] for n, x in given.items() if x.dtype in ELEMENT})
+        found = deduced(
+            kernel.kernel, {n: e for n, x in given.items() if (e := element_of(x.dtype)) is not None}
+        )
     for name, choices in allowed.items():
         wanted = settings.get(name)
         if wanted is None:
