@@ -35,6 +35,8 @@ MAGIC = b"tileloom cache 1\n"
 SUFFIX = ".entry"
 LOCKS = "locks"
 STARTED_S = time.time()
+TICK_S = 0.02
+"""File times lag behind the clock by up to one tick of the system, 1 to 10 ms."""
 ABANDONED_S = 3600.0
 """A file half written for so long has no writer."""
 WAIT_S = 300.0
@@ -81,7 +83,7 @@ def digest_of_files(*patterns: str) -> str:
     root = Path(__file__).resolve().parent.parent
     places = {p: root / p.partition("/")[0] for p in patterns}
     found = sorted(f for p, top in places.items() for f in top.glob(p.partition("/")[2]))
-    newer = any(f.stat().st_mtime > STARTED_S for f in found)
+    newer = any(f.stat().st_mtime > STARTED_S - TICK_S for f in found)
     own = secrets.token_hex(8) if newer else ""
     return digest(own, *(part for f in found for part in (f.relative_to(root).as_posix(), f.read_bytes())))
 
