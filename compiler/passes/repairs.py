@@ -330,7 +330,8 @@ def _shifted_powers(s: Setting) -> tuple[Any, Any, list[_Shifted]] | Unfit:
 def _binomial(s: Setting, unit: Any, unit_h: Any, shifted: list[_Shifted]) -> tuple[Obligation, ...]:
     """G(r', c) == A(r, r')·G(r, c), factor by factor; A is linear in the sums that it mixes by construction."""
     rows = [
-        equal("repair", (x.base + _shift(x, s)) ** x.power, x.base.xreplace(s.primed) ** x.power) for x in shifted
+        equal("repair", (x.base + _shift(x, s)) ** x.power, x.base.xreplace(s.primed) ** x.power)
+        for x in shifted
     ]
     scale = ratio(unit_h.xreplace(s.primed), unit_h)
     scaled = equal("repair", unit * scale, unit.xreplace(s.primed))
