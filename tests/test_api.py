@@ -293,11 +293,21 @@ def test_benchmark_measures_and_prints(scaled: tl.CompiledKernel) -> None:
     assert found.as_json()["rows"][0]["sizes"] == {"N": 100}
 
 
+def test_benchmark_of_a_tile_program() -> None:
+    kernel = tl.compile(tl.load(EXAMPLES / "tiles" / "softmax.tile")["softmax_tiles"])
+    x = np.linspace(-3, 3, 30, dtype=np.float32).reshape(3, 10)
+    (found,) = kernel.benchmark(x).rows
+    assert found.row.variant == "compiled"
+    assert 0 < found.row.error < 1e-6
+    with pytest.raises(ValueError, match=r"softmax_tiles is a tile program, .* no numpy version"):
+        kernel.benchmark(x, against=["numpy"])
+
+
 def case(text: str, **sizes: int) -> tuple[tl.CompiledKernel, Case]:
     k = kernel(text)
     graph = k.graph({"T": DType.F32})
     numbers = {"a": 2.0}
-    return k, Case(graph, {"T": DType.F32}, sizes, numbers, made(graph, sizes, numbers))
+    return k, Case(k.kernel, graph, {"T": DType.F32}, sizes, numbers, made(graph, sizes, numbers))
 
 
 def test_wrong_results_are_not_timed() -> None:
@@ -327,6 +337,7 @@ NUMPY_CASES = [
     "kernel k(x: f32[M, N], c: inout f32[M]) {\n c[m // 2] += x[m, 1] + m\n}",
     "kernel k(x: f16[M, N]) -> y: f16[M, N] {\n y[m, n] = softmax[n | n <= m](x[m, n])\n}",
     "kernel k(x: f32[M, N]) -> y: f32[M] {\n y[m] = max[n | n < m - 3](x[m, n])\n}",
+    "kernel k(x: f32[M, N]) -> y: f32 {\n y = sum[m, n](x[m, n])\n}",
 ]
 
 
@@ -342,7 +353,7 @@ def test_numpy_program_means_what_the_interpreter_means(text: str) -> None:
     if expected is None:
         (expected,) = (given[n] for n, t in graph.tensors.items() if t.inout)
     (found,) = results.values()
-    assert found.dtype == expected.dtype
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), rtol=1e-3, atol=1e-5)
 
 

@@ -336,9 +336,11 @@ class CompiledKernel:
         return Explained(explain(made, naive, threads_of(self.machine)))
 
     def benchmark(
-        self, *positional: object, against: Sequence[str] = ("naive", "numpy"), **named: object
+        self, *positional: object, against: Sequence[str] | None = None, **named: object
     ) -> Benchmark:
         """Measure a call against others: `naive`, `numpy` or `FILE.py:FUNCTION`; print the result for a table.
+
+        By default these are `naive` and `numpy`, of which a tile program has neither.
 
         Raises ValueError for targets that run no compiled code here, and `bench.WrongResult` where a result is wrong.
         """
@@ -352,7 +354,7 @@ class CompiledKernel:
         graph = self.graph(call.dtypes)
         extents = extents_of(graph, call.shapes, call.scalars)
         check_call(graph, extents, call.scalars)
-        case = Case(graph, call.dtypes, extents, call.scalars, call.tensors)
+        case = Case(self.kernel, graph, call.dtypes, extents, call.scalars, call.tensors)
         result = Benchmark(self.name)
         result.rows += run_case(case, variants(self, self.naive, case, against))
         return result

@@ -20,8 +20,10 @@ from .compiler.cost import Prediction, module_cost, predict_module
 from .compiler.explain import task_bytes
 from .compiler.pipeline import Compilation
 from .compiler.tensor_ir import Graph
+from .compiler.tile_kernel import TilesKernel
+from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
-from .execution import interpret
+from .execution import interpret, interpret_module
 from .inputs import made, shape_of
 from .numpy_program import NumpyProgram
 from .runtime import bench as clockwork
@@ -42,6 +44,7 @@ Outputs = tuple[Array, ...]
 class Case:
     """One kernel at one choice of sizes, with inputs. `numbers` are scalars and declared extents."""
 
+    kernel: ProgramKernel
     graph: Graph
     dtypes: Mapping[str, DType]
     extents: Mapping[str, int]
@@ -68,9 +71,18 @@ class Case:
         return (*several, *(arguments[n] for n, t in self.graph.tensors.items() if t.inout))
 
     def oracle(self) -> Outputs:
-        """The same in float64."""
+        """The same in float64; of a tile program, as it is written."""
+        if isinstance(self.kernel, TilesKernel):
+            module = self.kernel.module(self.extents)
+            return tuple(interpret_module(module, self.tensors, self.numbers).values())
         found = interpret(self.graph, self.tensors, self.numbers, precision="float64")
         return tuple(found.values())
+
+    def longest_sum(self) -> int:
+        """Of a tile program, whose loops say nothing of sums, the longest extent."""
+        if isinstance(self.kernel, TilesKernel):
+            return max(self.extents.values(), default=1)
+        return longest_sum(self.graph, self.extents, self.numbers)
 
     def output_bytes(self) -> int:
         shapes = ((t, shape_of(t.shape, self.extents, self.numbers)) for t in self.graph.outputs.values())
@@ -148,12 +160,21 @@ class Benchmark:
 
 
 def variants(
-    kernel: CompiledKernel, naive: CompiledKernel, case: Case, against: Sequence[str]
+    kernel: CompiledKernel, naive: CompiledKernel, case: Case, against: Sequence[str] | None
 ) -> list[Variant]:
     """The kernel itself, then `naive`, `numpy` or a function of a Python file (`FILE.py:FUNCTION`), as asked for.
 
-    Raises ValueError for another word.
+    None stands for `naive` and `numpy` where there are such: not of a tile program. Raises ValueError for another word.
     """
+    by_hand = isinstance(case.kernel, TilesKernel)
+    if against is None:
+        against = () if by_hand else ("naive", "numpy")
+    absent = [name for name in against if by_hand and name in ("naive", "numpy")]
+    if absent:
+        raise ValueError(
+            f"{kernel.name} is a tile program, written by hand: there is no {absent[0]} version of it; compare with "
+            "FILE.py:FUNCTION"
+        )
     own = Variant("compiled", kernel, kernel.compilation(**case.inputs()))
     return [own, *(_other(name, naive, case) for name in against)]
 
@@ -222,7 +243,7 @@ def _seconds(call: Callable[[], object]) -> float:
 def _timed(case: Case, chosen: Sequence[Variant], margin: float) -> list[clockwork.Variant]:
     bound = margin * relative_tolerance(
         (t.dtype for t in (*case.graph.outputs.values(), *case.graph.tensors.values()) if t.dtype.is_float),
-        longest_sum(case.graph, case.extents, case.numbers),
+        case.longest_sum(),
     )
     return [clockwork.Variant(v.name, lambda v=v: case.outputs(v.call), bound) for v in chosen]  # type: ignore[misc]
 

@@ -124,7 +124,7 @@ class _Statements:
         values = self._values(_roots(d))
         value = self._full(values[0], d.axes)
         if d.target is None:
-            self.stored[d.name] = np.ascontiguousarray(convert(value, d.dtype))
+            self.stored[d.name] = np.asarray(convert(value, d.dtype), order="C")
         else:
             self._update(d, convert(value, d.dtype), values[1:])
 

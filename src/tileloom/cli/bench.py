@@ -20,15 +20,14 @@ def configure(parser: ArgumentParser) -> None:
     add_inputs(parser)
     parser.add_argument(
         "--vs",
-        default="naive,numpy",
         metavar="LIST",
-        help="naive (fuse none), numpy, FILE.py:FUNCTION, with commas between them (naive,numpy)",
+        help="naive (fuse none), numpy, FILE.py:FUNCTION, with commas between them (naive,numpy; for tile programs none)",
     )
     parser.add_argument("--json", metavar="F", help="record everything in a file; - for standard output")
 
 
 def run(arguments: Namespace) -> int:
-    against = [name for name in arguments.vs.split(",") if name]
+    against = None if arguments.vs is None else [name for name in arguments.vs.split(",") if name]
     if arguments.json not in (None, "-"):
         _writable(arguments.json)
     found = list(problems(arguments))
@@ -40,7 +39,7 @@ def run(arguments: Namespace) -> int:
     if result.busy:
         print(f"warning: {result.busy}", file=sys.stderr)
     for p in found:
-        case = Case(p.graph, p.dtypes, p.extents, p.numbers, p.tensors(arguments.seed))
+        case = Case(p.kernel, p.graph, p.dtypes, p.extents, p.numbers, p.tensors(arguments.seed))
         with refusals(USAGE):
             chosen = variants(kernel, kernel.naive, case, against)
         try:

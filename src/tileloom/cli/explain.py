@@ -95,7 +95,7 @@ def _say_sides(sides: list[MeasuredCandidate]) -> None:
 
 
 def _case(found: Problem, tensors: dict[str, Array]) -> Case:
-    return Case(found.graph, found.dtypes, found.extents, found.numbers, tensors)
+    return Case(found.kernel, found.graph, found.dtypes, found.extents, found.numbers, tensors)
 
 
 def _evidence(made: Compilation, found: Problem) -> dict[str, list[dict[str, Any]]]:
