@@ -14,6 +14,8 @@ from hypothesis import settings
 
 # What tests compile is kept between runs, beside what pytest itself keeps, and not in the user's own folder.
 os.environ["TILELOOM_CACHE_DIR"] = str(Path(__file__).parent.parent / ".pytest_cache" / "tileloom")
+# NumPy's products in the oracles are small; threads of theirs would only spin beside those of the other workers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile("tileloom", parent=settings(), deadline=None)
 settings.load_profile("tileloom")

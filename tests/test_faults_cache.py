@@ -182,7 +182,7 @@ def test_sources_edited_under_a_running_process_are_not_taken_for_its_own(
 
 
 def test_B080_processes_that_start_together_on_an_empty_folder(tmp_path: Path, slow: bool) -> None:
-    for number in range(20 if slow else 2):
+    for number in range(20 if slow else 1):
         cache = tmp_path / str(number)
         running = [
             start(cache, EXAMPLES / "softmax.tile", "row_softmax", typed=True, extents={"M": 5, "N": 9})
