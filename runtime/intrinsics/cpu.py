@@ -22,6 +22,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .vectors import converted, element, extreme, is_vector, suffix, vector_of
+
 bool_, f32, f64, i32, i64 = np.bool_, np.float32, np.float64, np.int32, np.int64
 u16 = np.uint16
 at = np.uint64
@@ -50,17 +52,18 @@ def _call(b: Builder, name: str, result: Any, args: list[Any]) -> Any:
     return b.call(_declare(b.module, kind, name), args)
 
 
-def _suffix(t: Any) -> str:
-    return {_F32: "f32", _F64: "f64"}.get(t) or f"i{t.width}"
+def _common(*kinds: Any) -> Any:
+    """The type in which an operation computes: that of its vectors, where one takes part."""
+    return next((k for k in kinds if is_vector(k)), _unliteral(kinds[0]))
 
 
 def _unary(name: str) -> Any:
-    """The LLVM intrinsic `name` on one float."""
+    """The LLVM intrinsic `name` on one float or a vector of them."""
 
     @_emitted
     def operation(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            return _call(b, f"llvm.{name}.{_suffix(args[0].type)}", args[0].type, list(args))
+            return _call(b, f"llvm.{name}.{suffix(args[0].type)}", args[0].type, list(args))
 
         return x(x), emit
 
@@ -73,25 +76,47 @@ sqrt, floor, ceil, rint, fabs = map(_unary, ("sqrt", "floor", "ceil", "rint", "f
 @_emitted
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c with one rounding; integers wrap."""
+    kind = _common(a, b, c)
 
     def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
-        if isinstance(args[0].type, ir.IntType):
-            return bd.add(bd.mul(args[0], args[1]), args[2])
-        return _call(bd, f"llvm.fma.{_suffix(args[0].type)}", args[0].type, list(args))
+        x, y, z = (converted(context, bd, v, t, kind) for v, t in zip(args, sig.args, strict=True))
+        if not isinstance(element(kind), types.Float):
+            return bd.add(bd.mul(x, y), z)
+        return _call(bd, f"llvm.fma.{suffix(x.type)}", x.type, [x, y, z])
 
-    kind = _unliteral(a)
-    return kind(kind, kind, kind), emit
+    return kind(*(k if is_vector(k) else element(kind) for k in (a, b, c))), emit
 
 
 @_emitted
 def select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
-    """`a` if `condition` else `b`, without a branch: both are evaluated."""
+    """`a` if `condition` else `b`, lane by lane and without a branch: all are evaluated."""
+    kind = vector_of(_common(condition, a, b), element(_common(a, b)))
 
     def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
-        return bd.select(*args)
+        x, y = (converted(context, bd, v, t, kind) for v, t in zip(args[1:], sig.args[1:], strict=True))
+        return bd.select(args[0], x, y)
 
-    kind = _unliteral(a)
-    return kind(types.boolean, kind, kind), emit
+    sides = (k if is_vector(k) else element(kind) for k in (a, b))
+    return kind(condition if is_vector(condition) else types.boolean, *sides), emit
+
+
+def _extreme(symbol: str, summary: str) -> Any:
+    @_emitted
+    def operation(typing: Any, a: Any, b: Any) -> Any:
+        kind = _common(a, b)
+
+        def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
+            x, y = (converted(context, bd, v, t, kind) for v, t in zip(args, sig.args, strict=True))
+            return extreme(bd, x, y, symbol)
+
+        return kind(*(k if is_vector(k) else element(kind) for k in (a, b))), emit
+
+    operation.__doc__ = summary
+    return operation
+
+
+maximum = _extreme(">", "The larger; NaN if either is.")
+minimum = _extreme("<", "The smaller; NaN if either is.")
 
 
 def _ordered(symbol: str) -> Any:
@@ -159,18 +184,6 @@ floordiv, mod = _division(False), _division(True)
 
 
 @njit(error_model="numpy", forceinline=True)
-def maximum(a: Any, b: Any) -> Any:
-    """The larger; NaN if either is."""
-    return select((a > b) | (a != a), a, b)
-
-
-@njit(error_model="numpy", forceinline=True)
-def minimum(a: Any, b: Any) -> Any:
-    """The smaller; NaN if either is."""
-    return select((a < b) | (a != a), a, b)
-
-
-@njit(error_model="numpy", forceinline=True)
 def clamp(index: Any, extent: Any) -> Any:
     """The nearest index within [0, extent): what a read through a tensor's value uses."""
     return maximum(minimum(i64(index), extent - 1), 0)
@@ -189,7 +202,7 @@ def _integer(bits: int, signed: bool) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             value, narrow, wide = args[0], ir.IntType(bits), ir.IntType(held.bitwidth)
             if not isinstance(value.type, ir.IntType):
-                name = f"llvm.fpto{'s' if signed else 'u'}i.sat.i{bits}.{_suffix(value.type)}"
+                name = f"llvm.fpto{'s' if signed else 'u'}i.sat.i{bits}.{suffix(value.type)}"
                 value = _call(b, name, narrow, [value])
             elif value.type.width > bits:
                 value = b.trunc(value, narrow)

@@ -1,0 +1,522 @@
+"""Vectors as Numba values: a type that LLVM holds in registers, its operators, and loads and stores of tensors and buffers.
+
+`Vector(dtype, lanes)` has an LLVM vector as its data model; `float32` vectors fill one register (`LANES` lanes), other
+element types have as many lanes in more or fewer registers, so that all values of a loop nest align lane by lane. The
+operators `+ - * /`, comparisons and `& | ^ ~` take vectors and, on either side, a scalar, which stands for all lanes: one
+expression text serves scalars and vectors. Comparisons give vectors of bool.
+
+Subscripts of `load` and `store` are those of the first lane; the others follow along the last axis. Whether that axis is
+dense in memory is part of an array's type where it is C-contiguous, and asked at run time elsewhere.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils, imputils
+from numba.core import config as _settings
+from numba.core.typing import templates
+from numba.extending import intrinsic, models, register_model
+from numba.np import arrayobj
+
+Builder = Any
+Emit = Callable[[Any, Builder, Any, Any], Any]
+I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+# Numba's own types for these are partial or none.
+_declare: Any = cgutils.get_or_insert_function
+_unliteral: Any = types.unliteral
+_array_model: Any = arrayobj.make_array
+_item_pointer: Any = cgutils.get_item_pointer2
+_lower: Any = imputils.lower_builtin
+_infer: Any = templates.infer_global
+_signature: Any = templates.signature
+_Template: Any = templates.AbstractTemplate
+_primitive: Any = models.PrimitiveModel
+_tools: Any = cgutils
+config: Any = _settings
+
+
+def features() -> frozenset[str]:
+    """Instruction sets that code is compiled for, in LLVM's names: the host's, or those that Numba's settings name."""
+    if config.CPU_FEATURES is not None:
+        return frozenset(f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+"))
+    if config.CPU_NAME == "generic":
+        return frozenset()
+    return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
+
+
+def _register_bytes() -> int:
+    """Width of a vector register: AVX-512 64, AVX 32, any other machine 16 (SSE, NEON)."""
+    found = features()
+    return 64 if "avx512f" in found else 32 if "avx" in found else 16
+
+
+REGISTER_BYTES = _register_bytes()
+LANES = REGISTER_BYTES // 4
+
+
+# ---------------------------------------------------------------- the type
+
+
+class Vector(types.Type):
+    """`lanes` values of one element type."""
+
+    def __init__(self, dtype: Any, lanes: int = LANES) -> None:
+        self.dtype, self.lanes = dtype, lanes
+        super().__init__(name=f"vector({dtype}, {lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(_primitive):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        element = I1 if kind.dtype == types.boolean else manager.lookup(kind.dtype).get_value_type()
+        super().__init__(manager, kind, ir.VectorType(element, kind.lanes))
+
+
+def is_vector(kind: Any) -> bool:
+    return isinstance(kind, Vector)
+
+
+def vector_of(kind: Any, dtype: Any) -> Any:
+    """The type with the shape of `kind`, a vector or a scalar, and this element type."""
+    return Vector(dtype, kind.lanes) if is_vector(kind) else dtype
+
+
+def element(kind: Any) -> Any:
+    """The element type of a vector, the type itself of a scalar."""
+    return kind.dtype if is_vector(kind) else _unliteral(kind)
+
+
+def suffix(t: Any) -> str:
+    """How the names of LLVM intrinsics spell a type: `f32`, `v16f32`."""
+    if isinstance(t, ir.VectorType):
+        return f"v{t.count}{suffix(t.element)}"
+    if isinstance(t, ir.IntType):
+        return f"i{t.width}"
+    return "f32" if t == ir.FloatType() else "f64"
+
+
+def call(b: Builder, name: str, result: Any, args: Sequence[Any]) -> Any:
+    """A call of an LLVM intrinsic; `name` carries the type suffixes."""
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return b.call(_declare(b.module, kind, name), list(args))
+
+
+def constant(t: Any, value: Any) -> Any:
+    """A constant of an LLVM type, the same in all lanes of a vector."""
+    if isinstance(t, ir.VectorType):
+        return ir.Constant(t, [ir.Constant(t.element, value)] * t.count)
+    return ir.Constant(t, value)
+
+
+def broadcast(b: Builder, scalar: Any, lanes: int) -> Any:
+    """A vector with a scalar in all lanes."""
+    t = ir.VectorType(scalar.type, lanes)
+    blank = ir.Constant(t, ir.Undefined)
+    first = b.insert_element(blank, scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(first, blank, constant(ir.VectorType(I32, lanes), 0))
+
+
+def is_float(t: Any) -> bool:
+    """Is an LLVM type, or a vector's element, a floating-point one?"""
+    return not isinstance(t.element if isinstance(t, ir.VectorType) else t, ir.IntType)
+
+
+# ---------------------------------------------------------------- conversions
+
+
+def converted(context: Any, b: Builder, value: Any, source: Any, target: Any) -> Any:
+    """A value of Numba type `source` as `target`, which may be a vector of it: numbers convert as in C, bool is 0 or 1."""
+    if is_vector(target) and not is_vector(source):
+        scalar = context.cast(b, value, source, target.dtype)
+        if target.dtype == types.boolean and scalar.type != I1:
+            scalar = b.trunc(scalar, I1)
+        return broadcast(b, scalar, target.lanes)
+    if not is_vector(target):
+        return context.cast(b, value, source, target)
+    return _elements(b, value, source.dtype, target.dtype, context.get_value_type(target))
+
+
+def _elements(b: Builder, value: Any, source: Any, target: Any, to: Any) -> Any:
+    """Convert the elements of a vector; `to` is the LLVM type of the result."""
+    if source == target:
+        return value
+    if isinstance(target, types.Float):
+        if isinstance(source, types.Float):
+            return (b.fpext if target.bitwidth > source.bitwidth else b.fptrunc)(value, to)
+        return (b.sitofp if getattr(source, "signed", False) else b.uitofp)(value, to)
+    if isinstance(source, types.Float):
+        raise TypeError("a float becomes an integer by a named conversion only")
+    if target == types.boolean:
+        return b.icmp_signed("!=", value, constant(value.type, 0))
+    width = value.type.element.width
+    if width > target.bitwidth:
+        return b.trunc(value, to)
+    return (b.sext if getattr(source, "signed", False) else b.zext)(value, to)
+
+
+def _lanes_of(dtype: Any) -> Any:
+    """`x` as a vector of this element type: a scalar in all lanes, a vector converted."""
+
+    @intrinsic
+    def lanes(typing: Any, x: Any) -> Any:
+        kind = Vector(dtype, x.lanes if is_vector(x) else LANES)
+
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            return converted(context, b, args[0], sig.args[0], kind)
+
+        return kind(_unliteral(x)), emit
+
+    return lanes
+
+
+lanes_f32, lanes_f64 = _lanes_of(types.float32), _lanes_of(types.float64)
+lanes_i32, lanes_i64 = _lanes_of(types.int32), _lanes_of(types.int64)
+lanes_bool = _lanes_of(types.boolean)
+
+
+@intrinsic
+def indices(typing: Any, start: Any) -> Any:
+    """start + 0, start + 1, …: an int64 vector."""
+    kind = Vector(types.int64)
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        first = converted(context, b, args[0], sig.args[0], kind)
+        return b.add(first, counting(kind.lanes))
+
+    return kind(_unliteral(start)), emit
+
+
+def counting(lanes: int, width: int = 64) -> Any:
+    """0, 1, …: an LLVM constant."""
+    t = ir.IntType(width)
+    return ir.Constant(ir.VectorType(t, lanes), [ir.Constant(t, i) for i in range(lanes)])
+
+
+# ---------------------------------------------------------------- operators
+
+
+def _float_operation(name: str) -> Any:
+    return lambda b, x, y: getattr(b, f"f{name}" if is_float(x.type) else name)(x, y)
+
+
+def _comparison(symbol: str) -> Any:
+    """Ordered, so false where a side is NaN, but for `!=`. Comparing integers is signed; all integers here are."""
+
+    def emit(b: Builder, x: Any, y: Any) -> Any:
+        if not is_float(x.type):
+            return b.icmp_signed(symbol, x, y)
+        return b.fcmp_unordered(symbol, x, y) if symbol == "!=" else b.fcmp_ordered(symbol, x, y)
+
+    return emit
+
+
+def _divided(b: Builder, x: Any, y: Any) -> Any:
+    return b.fdiv(x, y)
+
+
+ARITHMETIC = {
+    operator.add: _float_operation("add"),
+    operator.sub: _float_operation("sub"),
+    operator.mul: _float_operation("mul"),
+    operator.truediv: _divided,
+    operator.and_: lambda b, x, y: b.and_(x, y),
+    operator.or_: lambda b, x, y: b.or_(x, y),
+    operator.xor: lambda b, x, y: b.xor(x, y),
+}
+COMPARISONS = {
+    operator.lt: _comparison("<"),
+    operator.le: _comparison("<="),
+    operator.gt: _comparison(">"),
+    operator.ge: _comparison(">="),
+    operator.eq: _comparison("=="),
+    operator.ne: _comparison("!="),
+}
+
+
+def _operand(x: Any, y: Any) -> Any:
+    """The vector type in which an operation of these types computes; None where no vector takes part or types differ."""
+    kind = x if is_vector(x) else y
+    if not is_vector(kind):
+        return None
+    for other in (x, y):
+        fits = other == kind if is_vector(other) else isinstance(other, types.Number | types.Boolean)
+        if not fits:
+            return None
+    return kind
+
+
+def _binary(function: Any, emit_lanes: Any, gives_bool: bool) -> None:
+    """Type and lower a binary operator on vectors."""
+
+    @_infer(function)
+    class _Typed(_Template):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            kind = _operand(*args) if len(args) == 2 else None
+            if kind is None:
+                return None
+            return _signature(vector_of(kind, types.boolean) if gives_bool else kind, *args)
+
+    def lowered(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        kind = _operand(*sig.args)
+        x, y = (converted(context, b, a, t, kind) for a, t in zip(args, sig.args, strict=True))
+        return emit_lanes(b, x, y)
+
+    for scalar in (types.Number, types.Boolean):
+        _lower(function, Vector, scalar)(lowered)
+        _lower(function, scalar, Vector)(lowered)
+    _lower(function, Vector, Vector)(lowered)
+
+
+def _unary(function: Any, emit_lanes: Any) -> None:
+    @_infer(function)
+    class _Typed(_Template):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            return _signature(args[0], *args) if len(args) == 1 and is_vector(args[0]) else None
+
+    @_lower(function, Vector)
+    def lowered(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        return emit_lanes(b, args[0])
+
+
+for _function, _emit in ARITHMETIC.items():
+    _binary(_function, _emit, False)
+for _function, _emit in COMPARISONS.items():
+    _binary(_function, _emit, True)
+_unary(operator.neg, lambda b, x: b.fneg(x) if is_float(x.type) else b.neg(x))
+_unary(operator.invert, lambda b, x: b.not_(x))
+
+
+# ---------------------------------------------------------------- reductions of the lanes
+
+
+def _across(name: str) -> Any:
+    """All lanes of a vector as one number; sums in an order that the number of lanes alone decides."""
+
+    @intrinsic
+    def across(typing: Any, x: Any) -> Any:
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            return _folded(b, args[0], name)
+
+        return x.dtype(x), emit
+
+    return across
+
+
+def _folded(b: Builder, x: Any, name: str) -> Any:
+    """Halves of the lanes combined until one is left."""
+    lanes = x.type.count
+    while lanes > 1:
+        lanes //= 2
+        halves = [
+            b.shuffle_vector(
+                x, x, ir.Constant(ir.VectorType(I32, lanes), [ir.Constant(I32, i) for i in part])
+            )
+            for part in (range(lanes), range(lanes, 2 * lanes))
+        ]
+        x = COMBINE[name](b, *halves)
+    return b.extract_element(x, ir.Constant(I32, 0))
+
+
+def extreme(b: Builder, x: Any, y: Any, symbol: str) -> Any:
+    """The larger (`>`) or smaller (`<`) value; NaN if either is."""
+    if not is_float(x.type):
+        return b.select(b.icmp_signed(symbol, x, y), x, y)
+    chosen = b.select(b.fcmp_ordered(symbol, x, y), x, y)  # y where either is NaN
+    return b.select(b.fcmp_unordered("uno", x, x), x, chosen)
+
+
+COMBINE: dict[str, Callable[[Builder, Any, Any], Any]] = {
+    "sum": ARITHMETIC[operator.add],
+    "prod": ARITHMETIC[operator.mul],
+    "max": lambda b, x, y: extreme(b, x, y, ">"),
+    "min": lambda b, x, y: extreme(b, x, y, "<"),
+    "any": lambda b, x, y: b.or_(x, y),
+    "all": lambda b, x, y: b.and_(x, y),
+}
+sum_lanes, prod_lanes, max_lanes, min_lanes, any_lanes, all_lanes = (
+    _across(name) for name in ("sum", "prod", "max", "min", "any", "all")
+)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def item_pointer(
+    context: Any, b: Builder, kind: Any, array: Any, index_kind: Any, index: Any
+) -> tuple[Any, Any]:
+    """The address of an element and the bytes from it to the next along the last axis; subscripts are not negative and
+    not checked."""
+    view = _array_model(kind)(context, b, array)
+    kinds: list[Any]
+    if isinstance(index_kind, types.BaseTuple):
+        raw = _tools.unpack_tuple(b, index, len(index_kind))
+        kinds = list(iter(index_kind))  # type: ignore[call-overload]
+    else:
+        raw, kinds = [index], [index_kind]
+    subscripts = [context.cast(b, x, t, types.intp) for x, t in zip(raw, kinds, strict=True)]
+    shape = _tools.unpack_tuple(b, view.shape, kind.ndim)
+    strides = _tools.unpack_tuple(b, view.strides, kind.ndim)
+    pointer = _item_pointer(
+        context, b, view.data, shape, strides, kind.layout, subscripts, wraparound=False, boundscheck=False
+    )
+    return pointer, strides[-1]
+
+
+def _is_dense(kind: Any) -> bool:
+    return bool(kind.layout == "C")
+
+
+def first_lanes(b: Builder, n: Any, lanes: int) -> Any:
+    """True in the first n lanes; n is an i64 and may exceed their number."""
+    return b.icmp_signed("<", counting(lanes), broadcast(b, n, lanes))
+
+
+def read_dense(b: Builder, pointer: Any, t: Any, lanes: int, mask: Any = None) -> Any:
+    """Consecutive elements of LLVM type `t`; 0 where the mask is false, and no memory is touched there."""
+    vector = ir.VectorType(t, lanes)
+    at = b.bitcast(pointer, vector.as_pointer())
+    align = _bytes(t)
+    if mask is None:
+        return b.load(at, align=align)
+    name = f"llvm.masked.load.{suffix(vector)}.p0"
+    return call(b, name, vector, [at, ir.Constant(I32, align), mask, constant(vector, 0)])
+
+
+def write_dense(b: Builder, value: Any, pointer: Any, mask: Any = None) -> None:
+    """Store consecutive elements, where the mask holds."""
+    at = b.bitcast(pointer, value.type.as_pointer())
+    align = _bytes(value.type.element)
+    if mask is None:
+        b.store(value, at, align=align)
+        return
+    call(
+        b,
+        f"llvm.masked.store.{suffix(value.type)}.p0",
+        ir.VoidType(),
+        [value, at, ir.Constant(I32, align), mask],
+    )
+
+
+def _bytes(t: Any) -> int:
+    return 8 if t == ir.DoubleType() else 4 if t == ir.FloatType() else max(1, t.width // 8)
+
+
+def _addresses(b: Builder, pointer: Any, stride: Any, lanes: int) -> Any:
+    """Addresses of elements that lie `stride` bytes apart, as i64."""
+    base = broadcast(b, b.ptrtoint(pointer, I64), lanes)
+    return b.add(base, b.mul(counting(lanes), broadcast(b, stride, lanes)))
+
+
+def _each_lane(b: Builder, pointer: Any, stride: Any, lanes: int, mask: Any, body: Any) -> None:
+    """Visit each lane where the mask holds: the slow way, for axes that are not dense."""
+    for lane in range(lanes):
+        at = b.inttoptr(b.add(b.ptrtoint(pointer, I64), b.mul(stride, ir.Constant(I64, lane))), pointer.type)
+        with b.if_then(b.extract_element(mask, ir.Constant(I32, lane))):
+            body(lane, at)
+
+
+def _read(b: Builder, pointer: Any, stride: Any, dense: bool, t: Any, lanes: int, mask: Any) -> Any:
+    """Elements along the last axis, wherever they lie."""
+    if dense:
+        return read_dense(b, pointer, t, lanes, mask)
+    vector = ir.VectorType(t, lanes)
+    slot = _tools.alloca_once(b, vector)
+    whole = constant(ir.VectorType(I1, lanes), 1) if mask is None else mask
+    is_dense = b.icmp_signed("==", stride, ir.Constant(I64, _bytes(t)))
+    with b.if_else(is_dense) as (then, otherwise):
+        with then:
+            b.store(read_dense(b, pointer, t, lanes, mask), slot)
+        with otherwise:
+            b.store(constant(vector, 0), slot)
+
+            def one(lane: int, at: Any) -> None:
+                b.store(b.insert_element(b.load(slot), b.load(at), ir.Constant(I32, lane)), slot)
+
+            _each_lane(b, pointer, stride, lanes, whole, one)
+    return b.load(slot)
+
+
+def _write(b: Builder, value: Any, pointer: Any, stride: Any, dense: bool, mask: Any) -> None:
+    if dense:
+        write_dense(b, value, pointer, mask)
+        return
+    lanes = value.type.count
+    whole = constant(ir.VectorType(I1, lanes), 1) if mask is None else mask
+    is_dense = b.icmp_signed("==", stride, ir.Constant(I64, _bytes(value.type.element)))
+    with b.if_else(is_dense) as (then, otherwise):
+        with then:
+            write_dense(b, value, pointer, mask)
+        with otherwise:
+            _each_lane(
+                b, pointer, stride, lanes, whole,
+                lambda lane, at: b.store(b.extract_element(value, ir.Constant(I32, lane)), at),
+            )  # fmt: skip
+
+
+def _loading(masked: bool) -> Callable[[Any, Any, Any], Any]:
+    def typed(x: Any, index: Any, n: Any) -> Any:
+        kind = Vector(x.dtype)
+
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            pointer, stride = item_pointer(context, b, x, args[0], sig.args[1], args[1])
+            mask = None
+            if masked:
+                mask = first_lanes(b, context.cast(b, args[2], sig.args[2], types.int64), kind.lanes)
+            t = context.get_data_type(x.dtype)
+            out = _read(b, pointer, stride, _is_dense(x), t, kind.lanes, mask)
+            return b.icmp_signed("!=", out, constant(out.type, 0)) if x.dtype == types.boolean else out
+
+        return kind(x, index, *((_unliteral(n),) if masked else ())), emit
+
+    return typed
+
+
+def _storing(masked: bool) -> Callable[[Any, Any, Any, Any], Any]:
+    def typed(x: Any, index: Any, v: Any, n: Any) -> Any:
+        kind = Vector(x.dtype, v.lanes if is_vector(v) else LANES)
+
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            pointer, stride = item_pointer(context, b, x, args[0], sig.args[1], args[1])
+            value = converted(context, b, args[2], sig.args[2], kind)
+            if x.dtype == types.boolean:
+                value = b.zext(value, ir.VectorType(I8, kind.lanes))
+            mask = None
+            if masked:
+                mask = first_lanes(b, context.cast(b, args[3], sig.args[3], types.int64), kind.lanes)
+            _write(b, value, pointer, stride, _is_dense(x), mask)
+            return context.get_dummy_value()
+
+        more = (_unliteral(n),) if masked else ()
+        return types.void(x, index, _unliteral(v), *more), emit
+
+    return typed
+
+
+@intrinsic
+def load(typing: Any, x: Any, index: Any) -> Any:
+    """The vector at these subscripts, a tuple: LANES elements along the last axis."""
+    return _loading(False)(x, index, None)
+
+
+@intrinsic
+def load_some(typing: Any, x: Any, index: Any, n: Any) -> Any:
+    """Like `load` for the first n lanes; the others are 0, and nothing is read for them."""
+    return _loading(True)(x, index, n)
+
+
+@intrinsic
+def store(typing: Any, x: Any, index: Any, v: Any) -> Any:
+    """Write a vector, or a scalar LANES times, along the last axis from these subscripts."""
+    return _storing(False)(x, index, v, None)
+
+
+@intrinsic
+def store_some(typing: Any, x: Any, index: Any, v: Any, n: Any) -> Any:
+    """Like `store` for the first n lanes; nothing else is touched."""
+    return _storing(True)(x, index, v, n)
