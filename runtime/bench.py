@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 SHORTEST_SAMPLE_S = 1e-3
 """A shorter call is repeated within one sample, whose time is then divided."""
 GAP_S = 2e-3
-"""Rest before each sample: thread pools of other libraries spin after a call and would spoil the next one."""
+"""Rest after each sample: thread pools of other libraries spin after a call and would spoil the next one."""
 VERSIONS = ("tileloom", "numpy", "numba", "llvmlite", "torch")
 
 
@@ -38,11 +38,13 @@ class WrongResult(AssertionError):
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compute a case. `call` returns the result; `bound` is the largest error that counts as right."""
+    """A way to compute a case. `call` returns the result; `bound` is the largest error that counts as right; `rest_s` is
+    how long its threads may go on spinning after a call."""
 
     name: str
     call: Callable[[], Any]
     bound: float
+    rest_s: float = GAP_S
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,10 @@ def compare(
     flops: float | None = None,
     moved_bytes: float | None = None,
     error: Callable[[Any, Sequence[npt.NDArray[Any]]], float] = relative_error,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
-    """Check every variant against `reference` (float64), then time them in turn. The check is the warm-up.
+    """Check every variant against `reference` (float64), then time them in turn. The check is the warm-up. On one thread
+    `clock` may be `time.process_time`, which does not count what other processes take.
 
     Raises `WrongResult` naming variant, error and bound, before anything is timed.
     """
@@ -121,11 +125,11 @@ def compare(
         if not errors[v.name] <= v.bound:
             raise WrongResult(f"{case}: {v.name} errs by {errors[v.name]:.3g}; {v.bound:.3g} is allowed")
     peaks = {v.name: _peak_bytes(v) for v in variants}
-    repeats = {v.name: _repeats(v) for v in variants}
+    repeats = {v.name: _repeats(v, clock) for v in variants}
     samples: dict[str, list[float]] = {v.name: [] for v in variants}
     for _ in range(rounds):
         for v in variants:
-            samples[v.name].append(_sample_ms(v, repeats[v.name]))
+            samples[v.name].append(_sample_ms(v, repeats[v.name], clock))
     return [
         Row(case, v.name, tuple(samples[v.name]), errors[v.name], flops, moved_bytes, peaks[v.name])
         for v in variants
@@ -137,17 +141,18 @@ def _peak_bytes(v: Variant) -> int | None:
     return growth.resident_bytes if growth.resident_bytes is not None else growth.scratch_bytes
 
 
-def _repeats(v: Variant) -> int:
-    once = _sample_ms(v, 1) / 1e3
+def _repeats(v: Variant, clock: Callable[[], float]) -> int:
+    once = _sample_ms(v, 1, clock) / 1e3
     return max(1, int(SHORTEST_SAMPLE_S / max(once, 1e-9)))
 
 
-def _sample_ms(v: Variant, repeats: int) -> float:
-    time.sleep(GAP_S)
-    start = time.perf_counter()
+def _sample_ms(v: Variant, repeats: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(repeats):
         v.call()
-    return (time.perf_counter() - start) / repeats * 1e3
+    taken = clock() - start
+    time.sleep(v.rest_s)
+    return taken / repeats * 1e3
 
 
 # ---------------------------------------------------------------- documents
