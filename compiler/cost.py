@@ -2,7 +2,8 @@
 
 Counts come from the tile program itself, so recomputation in a loop nest or per tile is counted as it will happen. Memory
 traffic counts each tensor once per program (tiles of one launch share a cache); time is the greater of memory and
-arithmetic plus the launches. All figures are estimates for choosing between variants; measuring is `explain --measure`.
+arithmetic plus the launches; on CUDA both are slowed where too few warps are resident to hide latency. All figures are
+estimates for choosing between variants; measuring is `explain --measure`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from . import tile_ir as tile
+from .occupancy import ALL_HIDDEN, Hidden
 from .target import CudaTarget, Target
 from .tile_ir import Expr
 
@@ -27,12 +29,13 @@ class Cost:
     """Totals of one or several launches.
 
     `dots` pairs the columns of a product's second operand (a power of two, at most `WIDE`) with its floating operations;
-    `reduce_ops` are elements that enter a reduction, `gather_ops` elements read through a computed index, `vector_ops` all
-    other elementwise work. `bytes` is memory traffic, `fresh` the bytes of each new array that is written and how many of
-    that size there are, `tasks` how many independent parts there are.
+    `matrix_ops` are those that matrix units do; `reduce_ops` are elements that enter a reduction, `gather_ops` elements read
+    through a computed index, `vector_ops` all other elementwise work. `bytes` is memory traffic, `fresh` the bytes of each
+    new array that is written and how many of that size there are, `tasks` how many independent parts there are.
     """
 
     dots: tuple[tuple[int, float], ...] = ()
+    matrix_ops: float = 0.0
     vector_ops: float = 0.0
     reduce_ops: float = 0.0
     gather_ops: float = 0.0
@@ -45,7 +48,7 @@ class Cost:
 
     @property
     def dot_flops(self) -> float:
-        return sum(f for _, f in self.dots)
+        return self.matrix_ops + sum(f for _, f in self.dots)
 
     @property
     def operations(self) -> float:
@@ -59,6 +62,7 @@ class Cost:
             dots[columns] = dots.get(columns, 0.0) + flops
         return Cost(
             tuple(sorted(dots.items())),
+            self.matrix_ops + other.matrix_ops,
             self.vector_ops + other.vector_ops,
             self.reduce_ops + other.reduce_ops,
             self.gather_ops + other.gather_ops,
@@ -71,6 +75,8 @@ class Cost:
         )
 
 
+MATRIX_TIERS = frozenset({"mma", "wgmma"})
+"""Tiers whose products run on matrix units."""
 WIDE = 128
 """Columns from which a product is as fast as it gets."""
 
@@ -82,7 +88,8 @@ class Rates:
 
     `dot_rates` pairs a product's columns with its floating operations a second, `copy_rates` a working set in bytes with
     the bytes a second that a copy of that size moves, `fresh_rates` the size of a new array with the bytes of it that are
-    touched first in a second (the system hands out pages then); all smallest first. `origin` says where they come from.
+    touched first in a second (the system hands out pages then); all smallest first. `matrix_ops_per_s` is that of matrix
+    units, 0 where there are none. `origin` says where they come from.
     """
 
     dot_rates: tuple[tuple[float, float], ...]
@@ -97,6 +104,7 @@ class Rates:
     task_s: float
     units: int
     origin: str
+    matrix_ops_per_s: float = 0.0
 
 
 def interpolated(table: tuple[tuple[float, float], ...], x: float) -> float:
@@ -145,6 +153,7 @@ def rates(target: Target) -> Rates:
         task_s=1e-7,
         units=target.sms or 1,
         origin=f"data sheet of {target.name}, derated",
+        matrix_ops_per_s=0.45 * (target.bf16_tflops or 0.0) * 1e12,
     )
 
 
@@ -157,14 +166,16 @@ class Prediction:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-def predict(cost: Cost, r: Rates) -> Prediction:
+def predict(cost: Cost, r: Rates, hidden: Hidden = ALL_HIDDEN) -> Prediction:
     """The time of one launch. Memory and arithmetic overlap; vector, special and dot work share the same units and add up.
-    Fewer tasks than units leave units idle, and the last round of tasks leaves some."""
+    Fewer tasks than units leave units idle, and the last round of tasks leaves some. `hidden`: the shares of both rates
+    that the warps resident at once can keep up."""
     rounds = max(1.0, -(-cost.tasks // r.units))
-    busy = cost.tasks / (rounds * r.units) if cost.tasks else 1.0
+    busy = (cost.tasks / (rounds * r.units) if cost.tasks else 1.0) * hidden.arithmetic
     parts = {
-        "memory": cost.bytes / interpolated(r.copy_rates, max(cost.bytes, 1.0)),
+        "memory": cost.bytes / interpolated(r.copy_rates, max(cost.bytes, 1.0)) / hidden.memory,
         "dot": sum(f / interpolated(r.dot_rates, columns) for columns, f in cost.dots) / busy,
+        "matrix": cost.matrix_ops / r.matrix_ops_per_s / busy if cost.matrix_ops else 0.0,
         "vector": cost.vector_ops / r.vector_ops_per_s / busy,
         "reduce": cost.reduce_ops / r.reduce_ops_per_s / busy,
         "gather": cost.gather_ops / r.gather_ops_per_s / busy,
@@ -177,7 +188,7 @@ def predict(cost: Cost, r: Rates) -> Prediction:
     return Prediction(max(parts["memory"], work) + parts["launch"], binding(parts), parts)
 
 
-ARITHMETIC = ("dot", "vector", "reduce", "gather", "special", "fresh", "tasks")
+ARITHMETIC = ("dot", "matrix", "vector", "reduce", "gather", "special", "fresh", "tasks")
 """Terms that share the units, and so add up."""
 
 
@@ -189,9 +200,12 @@ def binding(parts: Mapping[str, float]) -> str:
     return "memory" if parts["memory"] >= arithmetic else max(ARITHMETIC, key=lambda k: parts[k])
 
 
-def predict_module(module: tile.TileModule, extents: Mapping[str, int], r: Rates) -> Prediction:
-    """The time of all launches, one after the other."""
-    each = [predict(estimate(p, extents), r) for p in module.programs]
+def predict_module(
+    module: tile.TileModule, extents: Mapping[str, int], r: Rates, hidden: Iterable[Hidden] = ()
+) -> Prediction:
+    """The time of all launches, one after the other; `hidden` has an entry for each, or none."""
+    given = tuple(hidden) or (ALL_HIDDEN,) * len(module.programs)
+    each = [predict(estimate(p, extents), r, h) for p, h in zip(module.programs, given, strict=True)]
     parts = {k: sum(p.parts[k] for p in each) for k in ("memory", *ARITHMETIC, "launch")}
     return Prediction(sum(p.seconds for p in each), binding(parts), parts)
 
@@ -217,6 +231,7 @@ class _Estimate:
             self.size[w.name] = max(0.0, self.value(w.extent))
             self.env.setdefault(w.name, self.size[w.name] / 2)
         self.dots: dict[int, float] = {}
+        self.matrix_ops = 0.0
         self.vector_ops = self.reduce_ops = self.gather_ops = 0.0
         self.special_ops = self.costly_ops = 0.0
         self.tasks = 1.0
@@ -226,7 +241,7 @@ class _Estimate:
         traffic = sum(self.tensor_bytes(p) * (2 if p.mode == "inout" else 1) for p in self.program.params)
         dots = tuple(sorted(self.dots.items()))
         return Cost(
-            dots, self.vector_ops, self.reduce_ops, self.gather_ops, self.special_ops, self.costly_ops,
+            dots, self.matrix_ops, self.vector_ops, self.reduce_ops, self.gather_ops, self.special_ops, self.costly_ops,
             traffic, tuple((self.tensor_bytes(p), 1) for p in self.program.params if p.mode == "out"), 1, self.tasks,
         )  # fmt: skip
 
@@ -295,6 +310,9 @@ class _Estimate:
                 return self.axes.get(n, frozenset())
             case tile.AxisIndex(axis=a):
                 return frozenset({a}) & self.size.keys()
+            case tile.Dot(over=over) if self.program.tier in MATRIX_TIERS:
+                self.matrix_ops += 2 * times * self.lanes(below)
+                return below - frozenset(over)
             case tile.Dot(over=over):
                 columns = self.lanes(axes[1] - frozenset(over))
                 width = min(WIDE, 1 << max(0, round(math.log2(columns)))) if columns >= 1 else 1

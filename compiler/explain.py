@@ -17,6 +17,7 @@ from .cascade import Cascade, State
 from .codegen import cpu
 from .codegen.numba_text import Buffer
 from .evaluate import evaluate
+from .occupancy import Resources, occupancy, spilled
 from .passes.fuse import LedgerEntry
 from .passes.guards import guarded_state
 from .passes.lower import with_scaled
@@ -24,6 +25,7 @@ from .pipeline import Compilation
 from .remarks import Remark
 from .schedule import print_schedule
 from .spelling import spell
+from .target import CudaTarget
 from .tensor_ir import Apply, Carried, Const, Extent, Node, carried, walk
 from .tile_ir import Expr, For, TileProgram, statements
 from .tile_text import print_statement
@@ -136,8 +138,26 @@ class CandidateFacts:
 
 
 @dataclass(frozen=True)
+class RoomFacts:
+    """What a block of a launch takes of a multiprocessor, and how many warps fit there: `registers` a thread is an estimate
+    from the tiles it holds, `limit` what keeps more blocks out. `without` names the intermediate whose other choice this
+    launch belongs to, None for a launch of the choice."""
+
+    launch: str
+    without: str | None
+    threads: int
+    registers: int
+    spilled: int
+    shared_bytes: int
+    warps: int
+    share: float
+    limit: str
+
+
+@dataclass(frozen=True)
 class FusionFacts:
-    """The ledger. `launches` lists what each launch stores; `groupings` counts those that were predicted."""
+    """The ledger. `launches` lists what each launch stores; `groupings` counts those that were predicted; `room` is empty
+    where the target is no GPU."""
 
     candidates: tuple[CandidateFacts, ...]
     groupings: int
@@ -148,6 +168,7 @@ class FusionFacts:
     naive_predicted_us: float
     naive_binds: str
     rates_origin: str
+    room: tuple[RoomFacts, ...]
 
 
 @dataclass(frozen=True)
@@ -424,6 +445,32 @@ def _fusion(c: Compilation, naive: Compilation) -> FusionFacts:
         naive_predicted_us=naive.prediction.seconds * 1e6,
         naive_binds=naive.prediction.binds,
         rates_origin=c.ledger.rates_origin,
+        room=tuple(_rooms(c)),
+    )
+
+
+def _rooms(c: Compilation) -> Iterator[RoomFacts]:
+    """The launches of the choice, then those of each candidate's other choice that are not the same."""
+    if not isinstance(c.target, CudaTarget):
+        return
+    chosen = c.ledger.resources
+    yield from (_room(name, None, r, c.target) for name, r in chosen)
+    for e in c.ledger.entries:
+        yield from (_room(n, e.name, r, c.target) for n, r in e.opposite_resources if (n, r) not in chosen)
+
+
+def _room(launch: str, without: str | None, r: Resources, target: CudaTarget) -> RoomFacts:
+    fits = occupancy(r, target)
+    return RoomFacts(
+        launch,
+        without,
+        r.threads,
+        r.registers,
+        spilled(r, target),
+        r.shared_bytes,
+        fits.warps,
+        fits.share,
+        fits.limit,
     )
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..dsl.diagnostics import refuse
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
 from .codegen import cpu, mma, simt
+from .codegen.resources import resources
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
+from .occupancy import Resources
 from .options import Options
 from .passes.canonicalize import canonicalize
 from .passes.fuse import Fused, Ledger, fuse
@@ -26,7 +29,7 @@ from .schedule_check import alike, check_schedule, key_of
 from .target import CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
-from .tile_ir import Dot, TileModule, TileProgram, expressions, statements, subexpressions
+from .tile_ir import TileModule, TileProgram, has_product
 from .tile_kernel import TilesKernel
 from .tile_text import print_module
 from .verify import verify_graph, verify_module
@@ -93,7 +96,8 @@ def compile_kernel(
     asked = schedule or Schedule(name, name, target.name, options.fuse, options.keep)
     plain = check_schedule(asked, written, graph, target)
     plain = replace(plain, tier=plain.tier or default_tier(graph, target, options))
-    fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine)
+    measure = partial(taken, target=target) if isinstance(target, CudaTarget) else None
+    fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
     if plain.tier == "mma":
         reason = choose_tier(fused, target, remarks)
         if reason is not None and schedule is not None and schedule.tier is not None:
@@ -108,9 +112,7 @@ def compile_kernel(
             front(kernel, dtypes, remarks)
             remarks.add("missed", "schedule", "matrix-units", reason)
             plain = replace(plain, tier=None)
-            fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine)
-        else:
-            fused = replace(fused, module=with_tiers(fused.module))
+            fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)
@@ -154,15 +156,12 @@ def choose_tier(fused: Fused, target: Target, remarks: Remarks) -> str | None:
     return None
 
 
-def has_product(p: TileProgram) -> bool:
-    return any(
-        isinstance(x, Dot) for s in statements(p.body) for e in expressions(s) for x in subexpressions(e)
-    )
-
-
-def with_tiers(module: TileModule) -> TileModule:
-    programs = tuple(replace(p, tier="mma") if has_product(p) else p for p in module.programs)
-    return replace(module, programs=programs)
+def taken(program: TileProgram, target: CudaTarget) -> Resources | None:
+    """What a block of a program takes; None where the matrix units cannot run it, which `choose_tier` finds and says."""
+    try:
+        return resources(program, target)
+    except mma.Unfit:
+        return None
 
 
 def compile_tiles(

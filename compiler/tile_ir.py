@@ -349,3 +349,10 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
 
 def _bounds(a: LoopAxis) -> tuple[Expr, ...]:
     return tuple(x for x in (a.extent, a.lo, a.hi) if x is not None)
+
+
+def has_product(p: TileProgram) -> bool:
+    """Does any statement of the program contract two tiles?"""
+    return any(
+        isinstance(x, Dot) for s in statements(p.body) for e in expressions(s) for x in subexpressions(e)
+    )

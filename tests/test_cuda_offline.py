@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tileloom.compiler.codegen.resources import resources
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.target import cuda_target
 from tileloom.compiler.tile_text import parse_module
@@ -63,6 +64,19 @@ def test_no_spills_and_no_local_memory(name: str, target: str) -> None:
     assert found["LDG"] > 0
     assert found["STG"] > 0
     assert kernel.seconds < 30
+
+
+@needs_toolkit
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", LADDER)
+def test_registers_estimated_from_tiles_are_near_those_assigned(name: str, target: str) -> None:
+    """Within a factor of two: what tells occupancies of 1, 2 and 4 blocks apart, and spills from room to spare."""
+    (program,) = parse_module(LADDER[name]).programs
+    estimate, assigned = resources(program, cuda_target(target)), assembled(name, target)
+    assert assigned.registers / 2 <= estimate.registers <= assigned.registers * 2
+    assert estimate.threads == assigned.threads
+    # the driver's own kilobyte is part of what the assembler reports
+    assert 0 <= assigned.shared_bytes + assigned.dynamic_shared_bytes - estimate.shared_bytes <= 1024
 
 
 @needs_toolkit

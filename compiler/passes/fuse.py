@@ -18,11 +18,12 @@ from .. import tile_ir as tile
 from ..cascade import Cascade
 from ..cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from ..inline import Inliner
+from ..occupancy import ALL_HIDDEN, Hidden, Resources, hidden, spilled
 from ..region import AxisPlan, Region, reductions
 from ..remarks import Kind, Remarks
 from ..schedule import Schedule
 from ..schedule_check import check_used
-from ..target import Target
+from ..target import CudaTarget, Target
 from ..tensor_ir import (
     Definition,
     Extent,
@@ -55,6 +56,14 @@ class Fused:
     module: tile.TileModule
     cost: Cost
     prediction: Prediction
+    resources: tuple[Resources | None, ...] = ()
+    """What a block of each launch takes of a CUDA device; None where that is not known."""
+    spilled: int = 0
+    """Registers a thread beyond those it can have, summed over the launches."""
+
+
+Measure = Callable[[tile.TileProgram], Resources | None]
+"""What a block of a program takes of the target; raises `TileError` where a tile does not fit."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,8 @@ class LedgerEntry:
     opposite: Prediction | None
     chosen_cost: Cost
     opposite_cost: Cost | None
+    opposite_resources: tuple[tuple[str, Resources], ...] = ()
+    """Launches of the other choice, with what their blocks take of a CUDA device."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,8 @@ class Ledger:
     considered: int
     sizes: dict[str, int]
     rates_origin: str
+    resources: tuple[tuple[str, Resources], ...] = ()
+    """Launches of the choice, with what their blocks take of a CUDA device."""
 
 
 def fuse(
@@ -88,14 +101,16 @@ def fuse(
     remarks: Remarks,
     named: tuple[str, ...] = (),
     machine: Rates | None = None,
+    measure: Measure | None = None,
 ) -> tuple[Fused, Ledger]:
     """The grouping that the schedule asks for, or the one with the least predicted time at `sizes`.
 
     The schedule has passed `check_schedule`. `named` are the inexact rules switched on; `machine` are measured rates, else
-    the target's nominal ones. Raises `TileError` where a tile size finds no axis in what is grouped.
+    the target's nominal ones; `measure` tells what the code of a program takes of a CUDA target, and a grouping that spills
+    registers is chosen only where all do. Raises `TileError` where a tile size finds no axis in what is grouped.
     """
     rules = rules_of(graph, named)
-    return _Search(graph, schedule, target, sizes, rules, machine or rates(target)).run(remarks)
+    return _Search(graph, schedule, target, sizes, rules, machine or rates(target), measure).run(remarks)
 
 
 class _Search:
@@ -107,8 +122,9 @@ class _Search:
         sizes: Mapping[str, int],
         rules: Rules,
         machine: Rates,
+        measure: Measure | None,
     ) -> None:
-        self.rules, self.machine = rules, machine
+        self.rules, self.machine, self.measure = rules, machine, measure
         self.graph, self.schedule, self.target, self.sizes = graph, schedule, target, sizes
         self.outputs = always_stored(graph)
         self.names = tuple(d.name for d in graph.definitions if d.name not in self.outputs)
@@ -129,7 +145,9 @@ class _Search:
         entries = tuple(self.entry(n, chosen, forced) for n in self.names)
         for e in entries:
             _remark(e, remarks)
-        return chosen, Ledger(entries, len(self.tried), dict(self.sizes), self.machine.origin)
+        return chosen, Ledger(
+            entries, len(self.tried), dict(self.sizes), self.machine.origin, launches(chosen)
+        )
 
     def grouping(self, kept: frozenset[str]) -> Fused:
         if kept not in self.tried:
@@ -150,12 +168,13 @@ class _Search:
         if not found:
             assert self.refused is not None
             raise self.refused
-        return min(found, key=lambda f: f.prediction.seconds)
+        return min(found, key=_preference)
 
     def build(self, stored: frozenset[str], remarks: Remarks) -> Fused:
         return build(
-            self.graph, stored, self.schedule, self.target, self.sizes, remarks, self.rules, self.machine
-        )
+            self.graph, stored, self.schedule, self.target, self.sizes, remarks, self.rules, self.machine,
+            self.measure,
+        )  # fmt: skip
 
     def search(self, forced: frozenset[str]) -> Fused:
         """All groupings where they are few, else single flips from the fully fused one until none helps."""
@@ -167,7 +186,7 @@ class _Search:
         while True:
             kept = best.stored - self.outputs
             better = self.fastest((kept, *(kept ^ {n} for n in free)))
-            if better.prediction.seconds >= best.prediction.seconds:
+            if _preference(better) >= _preference(best):
                 return best
             best = better
 
@@ -182,7 +201,19 @@ class _Search:
         return LedgerEntry(
             name, d.span, fused, _reason(self.schedule, name, forced, fused, chosen, other), size,
             chosen.prediction, other.prediction if other else None, chosen.cost, other.cost if other else None,
+            launches(other) if other else (),
         )  # fmt: skip
+
+
+def _preference(f: Fused) -> tuple[int, float]:
+    """The least is best: no spills, then the least predicted time."""
+    return f.spilled, f.prediction.seconds
+
+
+def launches(f: Fused) -> tuple[tuple[str, Resources], ...]:
+    """The launches whose resources are known, by name."""
+    named = zip(f.module.programs, f.resources, strict=True)
+    return tuple((p.name, r) for p, r in named if r is not None)
 
 
 def _known(extent: Node, sizes: Mapping[str, int]) -> int:
@@ -204,6 +235,8 @@ def _reason(
         return "the schedule's tile sizes do not allow the other choice"
     a, b = chosen.prediction, other.prediction
     ratio = b.seconds / a.seconds if a.seconds else 1.0
+    if other.spilled > chosen.spilled:
+        return f"the other choice would spill about {other.spilled - chosen.spilled} registers a thread"
     what = "computing it where it is used" if fused else "storing it"
     if fused:
         saved = other.cost.bytes - chosen.cost.bytes
@@ -237,6 +270,7 @@ def build(
     remarks: Remarks,
     rules: Rules = PLAIN,
     machine: Rates | None = None,
+    measure: Measure | None = None,
 ) -> Fused:
     """Inline what is not stored, group what is into regions, plan and lower each."""
     graph, parts = regions(graph, stored, schedule.fuse != "none", remarks, rules)
@@ -250,11 +284,25 @@ def build(
             graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks, rules
         )
         name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
-        programs.append(with_fields(program, name=name))
+        tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
+        programs.append(with_fields(program, name=name, tier=tier))
         cascades.append(found)
     module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))
-    cost, time = module_cost(module, sizes), predict_module(module, sizes, machine or rates(target))
-    return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, time)
+    taken = tuple(measure(p) if measure else None for p in module.programs)
+    time = predict_module(module, sizes, machine or rates(target), _hidden(taken, target))
+    cost, over = module_cost(module, sizes), _spilled(taken, target)
+    return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, time, taken, over)
+
+
+def _hidden(taken: tuple[Resources | None, ...], target: Target) -> list[Hidden]:
+    if not isinstance(target, CudaTarget):
+        return []
+    return [hidden(r, target) if r else ALL_HIDDEN for r in taken]
+
+
+def _spilled(taken: tuple[Resources | None, ...], target: Target) -> int:
+    assert isinstance(target, CudaTarget) or not any(taken)
+    return sum(spilled(r, target) for r in taken if r and isinstance(target, CudaTarget))
 
 
 def _scratch(graph: Graph, programs: list[tile.TileProgram]) -> tuple[tile.Param, ...]:

@@ -19,7 +19,7 @@ from .compiler.target import CPU, CudaTarget, Target, target
 from .compiler.tensor_ir import Graph
 from .compiler.tile_kernel import TilesKernel
 from .dsl.diagnostics import TileError
-from .dsl.syntax import ProgramKernel
+from .dsl.syntax import ProgramKernel, Verbatim
 from .dsl.types import NAMES, DType
 from .execution import CannotRun, Run, gpu_target, interpret, interpret_module
 from .programs import load, parse
@@ -45,7 +45,7 @@ REMEMBERED_CALLS = 256
 def compile(
     kernel: ProgramKernel,
     target: str | None = None,
-    schedule: Schedule | str | None = None,
+    schedule: Schedule | Verbatim | str | None = None,
     fuse: Fuse = "auto",
     precise: bool = False,
     deterministic: bool = False,
@@ -54,8 +54,9 @@ def compile(
 ) -> CompiledKernel:
     """A callable for one kernel; code is made at its first call, for the element types of the arrays.
 
-    `target` is `cpu` (the default), `interp` (the interpreter) or a CUDA target; `schedule` a `Schedule` or its text.
-    Raises `TileError` for what the text or the schedule does not allow and ValueError for contradicting options.
+    `target` is `cpu` (the default), `interp` (the interpreter) or a CUDA target; `schedule` a `Schedule`, one of a program's
+    `schedules`, or its text. Raises `TileError` for what the text or the schedule does not allow and ValueError for
+    contradicting options.
     """
     if not isinstance(kernel, ProgramKernel):
         raise TypeError(f'compile takes a kernel, program["name"], not a {type(kernel).__name__}')
@@ -82,12 +83,12 @@ def compile(
     return CompiledKernel(kernel, target or ("interp" if check_indices else "cpu"), chosen, stated)
 
 
-def _stated(schedule: Schedule | str | None) -> Schedule | None:
-    if not isinstance(schedule, str):
+def _stated(schedule: Schedule | Verbatim | str | None) -> Schedule | None:
+    if schedule is None or isinstance(schedule, Schedule):
         return schedule
-    from .compiler.schedule_text import parse_schedule
+    from .compiler.schedule_text import parse_item, parse_schedule
 
-    return parse_schedule(schedule)
+    return parse_schedule(schedule) if isinstance(schedule, str) else parse_item(schedule.span)
 
 
 def _agreed(schedule: Schedule, kernel: ProgramKernel, fuse: Fuse) -> Schedule:

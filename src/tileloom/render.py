@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         FusionFacts,
         MemoryFacts,
         PassFacts,
+        RoomFacts,
         StateFacts,
         Where,
     )
@@ -307,6 +308,8 @@ def _fusion(f: FusionFacts, full: bool) -> list[RenderableType]:
             f"{_us(f.naive_predicted_us)}, bound by {f.naive_binds}."
         )
     )
+    if full and f.room:
+        parts.append(_rooms(f.room))
     if full:
         parts.append(Text(f"{f.groupings} groupings were lowered and compared. Rates: {f.rates_origin}."))
         parts.append(
@@ -332,6 +335,27 @@ def _ledger(candidates: Iterable[CandidateFacts]) -> Table:
             for c in candidates
         ),
         left=2,
+    )
+
+
+def _rooms(room: Iterable[RoomFacts]) -> Table:
+    return table(
+        ("launch", "of", "threads", "registers", "spilled", "shared memory", "warps at once", "limited by"),
+        (
+            (
+                r.launch,
+                "the choice" if r.without is None else f"{r.without} decided otherwise",
+                str(r.threads),
+                f"about {r.registers}",
+                str(r.spilled),
+                bytes_text(r.shared_bytes),
+                f"{r.warps} ({r.share:.0%})",
+                r.limit,
+            )
+            for r in room
+        ),
+        left=2,
+        title="\nWhat a block takes of a multiprocessor",
     )
 
 

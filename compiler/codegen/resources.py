@@ -1,0 +1,85 @@
+"""What the code of a tile program takes of a CUDA device, before anything is assembled.
+
+Threads and shared memory are the generator's own. Registers are counted from the tiles it deals to threads: the values
+that are alive together at the fullest point of the code, beside a fixed number for addresses, indices and counters.
+`tests/test_resources.py` sets the estimate against what ptxas assigns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..occupancy import Resources
+from ..target import CudaTarget
+from ..tile_ir import TileProgram
+from . import mma
+from .simt import Kernel, variants
+
+SCALARS = 40
+"""Registers for addresses, strides, indices, bounds and temporaries: what ptxas gives elementwise kernels of one value."""
+DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\((\d+)")
+
+
+def resources(program: TileProgram, target: CudaTarget) -> Resources:
+    """Of the preferred variant of a program. Raises `TileError` where a tile does not fit, and `mma.Unfit`."""
+    kernel = (mma.variants if program.tier == "mma" else variants)(program, target)[0]
+    return measured(kernel)
+
+
+def measured(kernel: Kernel) -> Resources:
+    arrays = list(live_arrays(kernel.text.out))
+    most = max((a.elements for a in arrays), default=1)
+    return Resources(kernel.deal.threads, SCALARS + fullest(arrays), kernel.shared_bytes(), most)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """Values of a thread, and the first and last line on which all of them are alive: the first is the end of the loop nest
+    that fills them, for an elementwise step lets each new value take the register of an old one."""
+
+    elements: int
+    registers: int
+    first: int
+    last: int
+
+
+def fullest(arrays: list[_Array]) -> int:
+    """The most registers alive on one line."""
+    points = sorted({a.first for a in arrays})
+    return max(
+        (sum(a.registers for a in arrays if a.first == p or a.first < p < a.last) for p in points), default=0
+    )
+
+
+def live_arrays(lines: list[str]) -> Iterator[_Array]:
+    """The arrays of a thread with their lives. One that a loop reads and that is older than the loop lives to its end."""
+    mentioned: dict[str, list[int]] = {}
+    for i, line in enumerate(lines):
+        for name in set(re.findall(r"[A-Za-z_]\w*", line)):
+            mentioned.setdefault(name, []).append(i)
+    ends = _loop_ends(lines)
+    for i, line in enumerate(lines):
+        found = DECLARED.match(line)
+        if found is None:
+            continue
+        name, _, bits, count = found.groups()
+        filled, last = mentioned[name][min(1, len(mentioned[name]) - 1)], max(mentioned[name])
+        first = max((end for start, end in ends if i < start <= filled <= end), default=i)
+        until = max((end for start, end in ends if i < start <= last <= end and end != first), default=last)
+        yield _Array(int(count), int(count) * (2 if bits == "64" else 1), first, max(first, until))
+
+
+def _loop_ends(lines: list[str]) -> list[tuple[int, int]]:
+    """First and last line of every loop."""
+    indents = [len(line) - len(line.lstrip()) for line in lines]
+    found = []
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith(("for ", "while ")):
+            inside = next(
+                (j for j in range(i + 1, len(lines)) if lines[j].strip() and indents[j] <= indents[i]),
+                len(lines),
+            )
+            found.append((i, inside - 1))
+    return found
