@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from ..dsl.source import Span
 from ..dsl.types import DType
 from .tensor_ir import Carried, Node, Reduce, apply, carried, replace
 
@@ -70,6 +71,12 @@ class State:
     repair_text: str = ""
     obligations: tuple[Obligation, ...] = ()
     exponents: tuple[Exponent, ...] = ()
+    span: Span | None = field(default=None, compare=False, repr=False)
+    """Where the reduction stands in the text being compiled: nodes are shared between texts, and so is their place."""
+
+    def __post_init__(self) -> None:
+        if self.span is None:
+            object.__setattr__(self, "span", self.reduction.span)
 
     @property
     def old(self) -> Carried:

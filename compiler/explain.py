@@ -272,8 +272,8 @@ def _passes(c: Compilation) -> Iterator[PassFacts]:
 
 def _loops(program: TileProgram, cascade: Cascade) -> list[For]:
     """The loops of a pass in order: full tiles and partial ones may have one each, the last leaves the states."""
-    first = cascade.states[0].reduction
-    loops = [s for s in statements(program.body) if isinstance(s, For) and s.span is first.span]
+    place = cascade.states[0].span
+    loops = [s for s in statements(program.body) if isinstance(s, For) and s.span is place]
     return [s for s in loops if len(s.carries) == len(cascade.states)]
 
 
@@ -282,7 +282,7 @@ def _state(s: State, cascade: Cascade, names: Mapping[str, str], hints: Mapping[
     return StateFacts(
         name=names[s.name],
         reduction=f"{s.reduction.fn}[{', '.join(s.reduction.bound)}{words.such(s)}]",
-        where=where(s.reduction.span),
+        where=where(s.span),
         upstream=tuple(names[u] for u in s.upstream),
         kind=s.kind,
         g=words.spell(s.g),

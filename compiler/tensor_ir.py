@@ -28,7 +28,7 @@ Moment = Literal["old", "new", "final"]
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Node:
-    """A value at each point of `axes`. `span` is the text it came from (the first, where texts were merged)."""
+    """A value at each point of `axes`. `span` is where it came from: its first place in the text compiled last."""
 
     axes: Axes
     dtype: DType
@@ -176,10 +176,14 @@ _interned: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
 N = TypeVar("N", bound=Node)
 
 
-def _intern(cls: type[N], key: tuple[object, ...], make: Callable[[], N]) -> N:
+def _intern(cls: type[N], key: tuple[object, ...], make: Callable[[], N], span: Span | None = None) -> N:
+    """The node of this key. One that another text made stands, from now on, where the latest text has it: what is being
+    compiled is what places are asked for."""
     found = _interned.get((cls, *key))
     if found is None:
         found = _interned[(cls, *key)] = make()
+    elif span is not None and (found.span is None or found.span.source is not span.source):
+        object.__setattr__(found, "span", span)
     return cast(N, found)
 
 
@@ -192,25 +196,25 @@ def const(value: int | float | bool, dtype: DType = DType.F32, span: Span | None
     if dtype.is_float:
         value = float(value)
     key = value.hex() if isinstance(value, float) else value
-    return _intern(Const, (dtype, type(value), key), lambda: Const(NO_AXES, dtype, span, value))
+    return _intern(Const, (dtype, type(value), key), lambda: Const(NO_AXES, dtype, span, value), span)
 
 
 def scalar(name: str, dtype: DType, span: Span | None = None) -> Scalar:
-    return _intern(Scalar, (name, dtype), lambda: Scalar(NO_AXES, dtype, span, name))
+    return _intern(Scalar, (name, dtype), lambda: Scalar(NO_AXES, dtype, span, name), span)
 
 
 def extent(name: str, span: Span | None = None) -> Extent:
-    return _intern(Extent, (name,), lambda: Extent(NO_AXES, DType.I64, span, name))
+    return _intern(Extent, (name,), lambda: Extent(NO_AXES, DType.I64, span, name), span)
 
 
 def index(axis: str, span: Span | None = None) -> Index:
-    return _intern(Index, (axis,), lambda: Index(frozenset({axis}), DType.I64, span, axis))
+    return _intern(Index, (axis,), lambda: Index(frozenset({axis}), DType.I64, span, axis), span)
 
 
 def read(tensor: str, indices: Iterable[Node], dtype: DType, span: Span | None = None) -> Read:
     """`dtype` is the stored element type of the tensor."""
     ix = tuple(indices)
-    return _intern(Read, (tensor, ix, dtype), lambda: Read(_axes(ix), dtype, span, tensor, ix))
+    return _intern(Read, (tensor, ix, dtype), lambda: Read(_axes(ix), dtype, span, tensor, ix), span)
 
 
 def result_type(op: str, operands: tuple[Node, ...]) -> DType:
@@ -240,13 +244,13 @@ def apply(op: str, *operands: Node, span: Span | None = None) -> Node:
     if len(operands) != ARITY[op]:
         raise ValueError(f"{op} takes {ARITY[op]} operands, not {len(operands)}")
     dtype = result_type(op, operands)
-    return _intern(Apply, (op, operands), lambda: Apply(_axes(operands), dtype, span, op, operands))
+    return _intern(Apply, (op, operands), lambda: Apply(_axes(operands), dtype, span, op, operands), span)
 
 
 def cast_to(operand: Node, dtype: DType, span: Span | None = None) -> Node:
     if operand.dtype is dtype:
         return operand
-    return _intern(Cast, (operand, dtype), lambda: Cast(operand.axes, dtype, span, operand))
+    return _intern(Cast, (operand, dtype), lambda: Cast(operand.axes, dtype, span, operand), span)
 
 
 def reduce_type(fn: str, body: Node) -> DType:
@@ -274,13 +278,13 @@ def reduce(
     axes = (body.axes | (predicate.axes if predicate is not None else NO_AXES)) - frozenset(over)
     dtype = reduce_type(fn, body)
     return _intern(
-        Reduce, (fn, over, body, predicate), lambda: Reduce(axes, dtype, span, fn, over, body, predicate)
+        Reduce, (fn, over, body, predicate), lambda: Reduce(axes, dtype, span, fn, over, body, predicate), span
     )
 
 
 def when(value: Node, predicate: Node, span: Span | None = None) -> Node:
     axes = value.axes | predicate.axes
-    return _intern(When, (value, predicate), lambda: When(axes, value.dtype, span, value, predicate))
+    return _intern(When, (value, predicate), lambda: When(axes, value.dtype, span, value, predicate), span)
 
 
 def carried(name: str, moment: Moment, axes: Axes, dtype: DType) -> Carried:

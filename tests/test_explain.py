@@ -11,6 +11,7 @@ import pytest
 import tileloom as tl
 from tileloom.__main__ import main
 from tileloom.compiler.explain import Explanation
+from tileloom.dsl.load import parse
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALLER = """
@@ -181,3 +182,24 @@ def test_measured_ledger_has_both_sides(capsys: pytest.CaptureFixture[str]) -> N
     assert (row["name"], row["fused"], row["right"]) == ("h", False, True)
     assert row["opposite_ms"] > row["chosen_ms"]
     assert row["predicted_opposite_ms"] > row["predicted_chosen_ms"]
+
+
+def test_places_are_those_of_the_text_being_explained() -> None:
+    """Two texts share the nodes of what they both say; each explanation points into its own."""
+    text = """kernel k(x: f32[M, N]) -> y: f32[M, N] {
+    e[m, n] = exp(x[m, n] - max[n](x[m, n]))
+    y[m, n] = e[m, n] / sum[n](e[m, n])
+}
+"""
+    first = parse(text, "first.tile")
+    second = parse("# one line more\n" + text, "second.tile")
+    made = [tl.compile(p["k"]) for p in (first, second)]
+    for _ in range(2):  # explained in turn, and again
+        for kernel, file, line in zip(made, ("first.tile", "second.tile"), (2, 3), strict=True):
+            facts = kernel.explain(M=64, N=100000).facts
+            places = [s.where for p in facts.passes for s in p.states]
+            places += [c.where for c in facts.fusion.candidates]
+            places += [r.where for r in facts.remarks]
+            found = {(w.file, w.line) for w in places if w is not None}
+            assert {f for f, _ in found} == {file}
+            assert (file, line) in found

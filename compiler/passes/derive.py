@@ -17,7 +17,7 @@ Guards against states that are still empty are in `guards`, proofs in `proofs`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..cascade import Cascade, Refusal, State
@@ -73,8 +73,9 @@ def derive(
             refused.append(result)
             remarks.add("missed", "derive", "not-one-pass", f"{names[red]}: {result.reason}", red.span)
         else:
-            states += result
-            _remark_states(result, remarks)
+            here = [replace(s, span=red.span) for s in result]  # what is remembered may come from another text
+            states += here
+            _remark_states(here, remarks)
     return Cascade(reductions[0].bound, tuple(states)), tuple(refused)
 
 
@@ -102,13 +103,13 @@ def _remark_states(states: Sequence[State], remarks: Remarks) -> None:
         remarks.add(
             "applied", "derive", "repaired-state",
             f"{s.name} is carried through the pass that computes {', '.join(s.upstream)}{how}",
-            s.reduction.span, states=len(s.upstream),
+            s.span, states=len(s.upstream),
         )  # fmt: skip
         if s.kind != "restart":
             remarks.add(
                 "note", "derive", "reassociated",
                 f"{s.name} is summed in another order than written: equal over the reals, not bit for bit",
-                s.reduction.span,
+                s.span,
             )  # fmt: skip
 
 

@@ -224,7 +224,7 @@ class _Lowering:
         loop = self.loop_axis(axis, frame, lo, hi)
         carries = self.carries(c, names, start)
         frame.statements.append(
-            tile.For(loop, carries, tuple(body.statements), yields, span=c.states[0].reduction.span)
+            tile.For(loop, carries, tuple(body.statements), yields, span=c.states[0].span)
         )
 
     # ------------------------------------------------------------ empty, full and partial tiles
@@ -308,7 +308,7 @@ class _Lowering:
         conditions = tuple(unnamed(p) for p in domain.domain)  # it stands outside the body
         yields = self.visited(body, c, names, domain.scattered)
         attributes = (tile.Attribute("full"),) if full else ()
-        span = c.states[0].reduction.span
+        span = c.states[0].span
         loop = tile.For(axis, carries, tuple(body.statements), yields, conditions, False, attributes, span)
         frame.statements.append(loop)
 
@@ -399,7 +399,7 @@ class _Lowering:
             value = self.update(body, s, names[s.name], parts[s.name])
             if s.name in read:
                 value = self.let(
-                    body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.reduction.span
+                    body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.span
                 )
             body.memo[s.new] = value
             yields.append(value)
