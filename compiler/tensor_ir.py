@@ -278,7 +278,10 @@ def reduce(
     axes = (body.axes | (predicate.axes if predicate is not None else NO_AXES)) - frozenset(over)
     dtype = reduce_type(fn, body)
     return _intern(
-        Reduce, (fn, over, body, predicate), lambda: Reduce(axes, dtype, span, fn, over, body, predicate), span
+        Reduce,
+        (fn, over, body, predicate),
+        lambda: Reduce(axes, dtype, span, fn, over, body, predicate),
+        span,
     )
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -52,54 +52,80 @@ COLUMNS = (16, 64, 1024)
 """Columns of the products, of 1024 rows and 1024 terms each."""
 COPIED = (1 << 17, 1 << 20, 1 << 23, 1 << 26)
 """Elements copied: from what a core's cache holds to far more than any cache."""
-SAMPLES = 15
+ROUNDS, SAMPLES = 5, 5
+"""Every probe is run in each round, so that a slow moment of the machine does not make one rate slow."""
+
+
+@dataclass
+class Probe:
+    """One kernel at one size: its cost by the model, a call of it, and the seconds its runs took."""
+
+    cost: Cost
+    call: Callable[[], object]
+    taken: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.taken)
 
 
 def measure() -> Rates:
     """The rates of this machine with all threads of the runtime; about ten seconds, most of it compiling."""
-    launch_s = _seconds("copied", {"N": 16})[0]
-    copies = [_seconds("copied", {"N": n}) for n in COPIED]
-    fresh = [_seconds("copied", {"N": n}, fresh=True)[0] for n in COPIED]
-    products = [(n, *_seconds("product", {"M": 1024, "K": 1024, "N": n})) for n in COLUMNS]
-    small_s, small = _seconds("small", SIZES["small"])
-    vector_s, arithmetic = _seconds("arithmetic", SIZES["arithmetic"])
-    vector_rate = arithmetic.vector_ops / (vector_s - launch_s)
+    tiny = _probe("copied", {"N": 16})
+    copies = [_probe("copied", {"N": n}) for n in COPIED]
+    fresh = [_probe("copied", {"N": n}, fresh=True) for n in COPIED]
+    products = [_probe("product", {"M": 1024, "K": 1024, "N": n}) for n in COLUMNS]
+    named = {name: _probe(name, sizes) for name, sizes in SIZES.items()}
+    _time([tiny, *copies, *fresh, *products, *named.values()])
+    launch_s = tiny.seconds
+
+    def beyond_launch(p: Probe) -> float:
+        return max(p.seconds - launch_s, 1e-9)
+
+    vector_rate = named["arithmetic"].cost.vector_ops / beyond_launch(named["arithmetic"])
 
     def rate(name: str, counted: Callable[[Cost], float]) -> float:
         """Operations a second, what is neither launch nor plain elementwise work."""
-        seconds, cost = _seconds(name, SIZES[name])
-        return counted(cost) / max(seconds - launch_s - cost.vector_ops / vector_rate, 1e-9)
+        p = named[name]
+        return counted(p.cost) / max(beyond_launch(p) - p.cost.vector_ops / vector_rate, 1e-9)
 
     return Rates(
-        dot_rates=tuple((float(min(n, WIDE)), c.dot_flops / (s - launch_s)) for n, s, c in products),
+        dot_rates=tuple(
+            (float(min(n, WIDE)), p.cost.dot_flops / beyond_launch(p))
+            for n, p in zip(COLUMNS, products, strict=True)
+        ),
         vector_ops_per_s=vector_rate,
         reduce_ops_per_s=rate("summed", lambda c: c.reduce_ops),
         gather_ops_per_s=rate("gathered", lambda c: c.gather_ops),
         special_ops_per_s=rate("special", lambda c: c.special_ops),
         costly_ops_per_s=rate("costly", lambda c: c.costly_ops),
-        copy_rates=tuple((c.bytes, c.bytes / max(s - launch_s, 1e-9)) for s, c in copies),
+        copy_rates=tuple((p.cost.bytes, p.cost.bytes / beyond_launch(p)) for p in copies),
         fresh_rates=tuple(
-            (4.0 * n, 4.0 * n / max(new - old, 1e-9))
-            for n, (old, _), new in zip(COPIED, copies, fresh, strict=True)
+            (4.0 * n, 4.0 * n / max(new.seconds - old.seconds, 1e-9))
+            for n, old, new in zip(COPIED, copies, fresh, strict=True)
         ),
         launch_s=launch_s,
-        task_s=(small_s - launch_s) * threads() / small.tasks,
+        task_s=beyond_launch(named["small"]) * threads() / named["small"].cost.tasks,
         units=threads(),
         origin=f"measured on {processor()} with {threads()} threads",
     )
 
 
-def _seconds(name: str, sizes: dict[str, int], fresh: bool = False) -> tuple[float, Cost]:
-    """Median time of a probe, and its cost by the model. `fresh`: it writes to a new array each time."""
+def _time(probes: Sequence[Probe]) -> None:
+    for p in probes:
+        p.call()
+    for _ in range(ROUNDS):
+        for p in probes:
+            for _ in range(SAMPLES):
+                start = time.perf_counter()
+                p.call()
+                p.taken.append(time.perf_counter() - start)
+
+
+def _probe(name: str, sizes: dict[str, int], fresh: bool = False) -> Probe:
+    """`fresh`: it writes to a new array each time."""
     compilation = compile_kernel(parse(PROBES)[name], CPU, sizes)
-    call = _call(compilation, sizes, fresh)
-    call()
-    samples = []
-    for _ in range(SAMPLES):
-        start = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples), module_cost(compilation.module, sizes)
+    return Probe(module_cost(compilation.module, sizes), _call(compilation, sizes, fresh))
 
 
 def _call(compilation: Compilation, sizes: dict[str, int], fresh: bool) -> Callable[[], object]:

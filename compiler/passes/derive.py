@@ -73,7 +73,9 @@ def derive(
             refused.append(result)
             remarks.add("missed", "derive", "not-one-pass", f"{names[red]}: {result.reason}", red.span)
         else:
-            here = [replace(s, span=red.span) for s in result]  # what is remembered may come from another text
+            here = [
+                replace(s, span=red.span) for s in result
+            ]  # what is remembered may come from another text
             states += here
             _remark_states(here, remarks)
     return Cascade(reductions[0].bound, tuple(states)), tuple(refused)

@@ -398,9 +398,7 @@ class _Lowering:
         for s in c.states:
             value = self.update(body, s, names[s.name], parts[s.name])
             if s.name in read:
-                value = self.let(
-                    body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.span
-                )
+                value = self.let(body, f"{names[s.name]}_new", self.type_of(s.reduction), value, s.span)
             body.memo[s.new] = value
             yields.append(value)
         return tuple(yields)
