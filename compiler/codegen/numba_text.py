@@ -22,10 +22,10 @@ INFIX = {
 }  # fmt: skip
 CALLS = {
     "min": "minimum", "max": "maximum", "floordiv": "floordiv", "mod": "mod", "fma": "fma", "abs": "abs",
-    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "rint", "erf": "erf", "sin": "sin", "cos": "cos",
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "rint", "sin": "sin", "cos": "cos",
     "rsqrt": "rsqrt", "pow": "power",
 }  # fmt: skip
-BY_TYPE = frozenset({"exp", "exp2", "log", "log2", "tanh"})
+BY_TYPE = frozenset({"exp", "exp2", "log", "log2", "tanh", "erf"})
 LOWEST = {DType.F64: -math.inf, DType.F32: -math.inf, DType.I64: -(2**63), DType.I32: -(2**31)}
 HIGHEST = {DType.F64: math.inf, DType.F32: math.inf, DType.I64: 2**63 - 1, DType.I32: 2**31 - 1}
 ROWS = {"sum": "sum_of", "max": "max_of", "min": "min_of"}

@@ -4,10 +4,8 @@ Everything here is a Numba function or intrinsic that inlines into the loops of 
 loops. Tile values of f16 and bf16 are held as float32 that has been rounded to the narrow type, those of i8, i16 and u8 as
 int32 within range; only tensors in memory are narrow (`widen_*`, `narrow_*`).
 
-Errors of the float32 functions over all finite arguments, against exact values, in units in the last place (measured by
-tests/test_intrinsics_cpu.py): exp 1.1, exp2 1.0, log 0.8, log2 1.3, tanh 1.4; below the normal range a unit is one
-subnormal step. Float64 functions are the C library's. Reduction and polynomials follow S. Moshier's Cephes library
-(expf, logf, log2f, tanhf).
+The float32 functions `exp`, `exp2`, `log`, `log2`, `tanh` and `erf` are those of `vector_math`; float64 functions are the C
+library's.
 """
 
 from __future__ import annotations
@@ -22,6 +20,12 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .vector_math import erf_f32 as erf_f32
+from .vector_math import exp2_f32 as exp2_f32
+from .vector_math import exp_f32 as exp_f32
+from .vector_math import log2_f32 as log2_f32
+from .vector_math import log_f32 as log_f32
+from .vector_math import tanh_f32 as tanh_f32
 from .vectors import converted, element, extreme, is_vector, suffix, vector_of
 
 bool_, f32, f64, i32, i64 = np.bool_, np.float32, np.float64, np.int32, np.int64
@@ -315,133 +319,6 @@ def round_bf16(x: Any) -> Any:
 
 # ---------------------------------------------------------------- mathematics
 
-_SHIFT = f32(12582912.0)
-"""1.5 · 2^23: added to a small float it leaves the nearest integer in the low bits."""
-_LOG2E, _LN2_HIGH, _LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
-_ONE, _TWO, _HALF = f32(1), f32(2), f32(0.5)
-_INF, _NAN = f32(inf), f32(nan)
-
-
-@_emitted
-def _scaled(typing: Any, y: Any, shifted: Any) -> Any:
-    """y · 2^n, where `shifted` is n + _SHIFT and -300 < n < 300: two steps, so that it rounds only once."""
-
-    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        n = b.sub(b.bitcast(args[1], _I32), _word(b, 0x4B400000))
-        half = b.ashr(n, _word(b, 1))
-        out = args[0]
-        for part in (half, b.sub(n, half)):
-            out = b.fmul(out, b.bitcast(b.shl(b.add(part, _word(b, 127)), _word(b, 23)), _F32))
-        return out
-
-    return types.float32(types.float32, types.float32), emit
-
-
-@_emitted
-def _exponent(typing: Any, x: Any) -> Any:
-    """e of x = m · 2^e with sqrt(1/2) <= m < sqrt(2), as f32; x positive and normal."""
-
-    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        word = b.sub(b.bitcast(args[0], _I32), _word(b, 0x3F3504F3))
-        return b.sitofp(b.ashr(word, _word(b, 23)), _F32)
-
-    return types.float32(types.float32), emit
-
-
-@_emitted
-def _mantissa(typing: Any, x: Any) -> Any:
-    """m of x = m · 2^e with sqrt(1/2) <= m < sqrt(2); x positive and normal."""
-
-    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        root = _word(b, 0x3F3504F3)
-        word = b.and_(b.sub(b.bitcast(args[0], _I32), root), _word(b, 0x7FFFFF))
-        return b.bitcast(b.add(word, root), _F32)
-
-    return types.float32(types.float32), emit
-
-
-@njit(error_model="numpy", forceinline=True)
-def exp_f32(x: Any) -> Any:
-    x = select(x < f32(-104), f32(-104), select(x > f32(89), f32(89), x))
-    shifted = fma(x, _LOG2E, _SHIFT)
-    n = shifted - _SHIFT
-    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
-    p = fma(f32(1.9875691500e-4), r, f32(1.3981999507e-3))
-    p = fma(p, r, f32(8.3334519073e-3))
-    p = fma(p, r, f32(4.1665795894e-2))
-    p = fma(p, r, f32(1.6666665459e-1))
-    p = fma(p, r, f32(5.0000001201e-1))
-    return _scaled(fma(p, r * r, r) + _ONE, shifted)
-
-
-@njit(error_model="numpy", forceinline=True)
-def exp2_f32(x: Any) -> Any:
-    x = select(x < f32(-151), f32(-151), select(x > f32(129), f32(129), x))
-    shifted = x + _SHIFT
-    r = x - (shifted - _SHIFT)
-    p = fma(f32(1.535336188319500e-4), r, f32(1.339887440266574e-3))
-    p = fma(p, r, f32(9.618437357674640e-3))
-    p = fma(p, r, f32(5.550332471162809e-2))
-    p = fma(p, r, f32(2.402264791363012e-1))
-    p = fma(p, r, f32(6.931472028550421e-1))
-    return _scaled(fma(p, r, _ONE), shifted)
-
-
-@njit(error_model="numpy", forceinline=True)
-def _log_tail(f: Any) -> Any:
-    """log(1 + f) - f + f²/2 for |f| < 0.42."""
-    p = fma(f32(7.0376836292e-2), f, f32(-1.1514610310e-1))
-    p = fma(p, f, f32(1.1676998740e-1))
-    p = fma(p, f, f32(-1.2420140846e-1))
-    p = fma(p, f, f32(1.4249322787e-1))
-    p = fma(p, f, f32(-1.6668057665e-1))
-    p = fma(p, f, f32(2.0000714765e-1))
-    p = fma(p, f, f32(-2.4999993993e-1))
-    p = fma(p, f, f32(3.3333331174e-1))
-    return p * f * (f * f)
-
-
-@njit(error_model="numpy", forceinline=True)
-def _log_specials(x: Any, y: Any) -> Any:
-    """y, but log's values at 0, infinity, negative numbers and NaN."""
-    y = select(x > f32(3.4028235e38), x, y)
-    return select(x == f32(0), -_INF, select(x >= f32(0), y, _NAN))
-
-
-@njit(error_model="numpy", forceinline=True)
-def log_f32(x: Any) -> Any:
-    tiny = x < f32(1.17549435e-38)
-    normal = select(tiny, x * f32(8388608), x)
-    e = _exponent(normal) - select(tiny, f32(23), f32(0))
-    f = _mantissa(normal) - _ONE
-    y = fma(e, _LN2_LOW, _log_tail(f))
-    y = fma(f * f, -_HALF, y)
-    return _log_specials(x, fma(e, _LN2_HIGH, f + y))
-
-
-@njit(error_model="numpy", forceinline=True)
-def log2_f32(x: Any) -> Any:
-    tiny = x < f32(1.17549435e-38)
-    normal = select(tiny, x * f32(8388608), x)
-    e = _exponent(normal) - select(tiny, f32(23), f32(0))
-    f = _mantissa(normal) - _ONE
-    y = fma(f * f, -_HALF, _log_tail(f))
-    rest = f32(0.44269504)
-    z = fma(f, rest, y * rest)
-    return _log_specials(x, ((z + y) + f) + e)
-
-
-@njit(error_model="numpy", forceinline=True)
-def tanh_f32(x: Any) -> Any:
-    size, square = fabs(x), x * x
-    p = fma(f32(-5.70498872745e-3), square, f32(2.06390887954e-2))
-    p = fma(p, square, f32(-5.37397155531e-2))
-    p = fma(p, square, f32(1.33314422036e-1))
-    p = fma(p, square, f32(-3.33332819422e-1))
-    near = fma(p * square, x, x)
-    far = _ONE - _TWO / (exp_f32(size + size) + _ONE)
-    return select(size < f32(0.625), near, select(x < f32(0), -far, far))
-
 
 @njit(error_model="numpy", forceinline=True)
 def exp_f64(x: Any) -> Any:
@@ -469,7 +346,7 @@ def tanh_f64(x: Any) -> Any:
 
 
 @njit(error_model="numpy", forceinline=True)
-def erf(x: Any) -> Any:
+def erf_f64(x: Any) -> Any:
     return math.erf(x)
 
 
@@ -503,7 +380,7 @@ def mod_float(x: Any, y: Any) -> Any:
 @njit(error_model="numpy", forceinline=True)
 def rsqrt(x: Any) -> Any:
     """1 / sqrt(x), both steps rounded."""
-    return _ONE / sqrt(x)
+    return f32(1) / sqrt(x)
 
 
 # ---------------------------------------------------------------- tiles
