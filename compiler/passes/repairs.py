@@ -296,18 +296,21 @@ def by_matrix(s: Setting) -> tuple[State, ...] | Unfit:
     tops = tuple(x.power for x in shifted)
     if math.prod(n + 1 for n in tops) > LARGEST_MATRIX:
         return Unfit(f"it would take more than {LARGEST_MATRIX} sums carried together")
-    obligations = _binomial(s, unit, unit_h, shifted)
-    failed = next((o for o in obligations if o.status != "proved"), None)
+    powers = sorted(ranges(*(range(n + 1) for n in tops)), key=sum)
+    rows = {m: _row_holds(s, shifted, m) for m in powers}
+    common = _mixing(s, unit, unit_h, shifted)
+    failed = next((o for o in (*rows.values(), *common) if o.status != "proved"), None)
     if failed is not None:
         return Unfit(f"the obligation `{failed.name}` is {failed.status}", failed)
-    powers = sorted(ranges(*(range(n + 1) for n in tops)), key=sum)
     known = dict(s.joined)
     moments = {m: _moment(s, unit, shifted, m) for m in powers}
     for m, red in moments.items():
         s.joined.setdefault(red, s.name if m == tops else f"{s.name}_{''.join(map(str, m))}")
     scale = ratio(unit_h.xreplace(s.primed), unit_h)
     return tuple(
-        _carried_moment(s, m, moments, shifted, scale, obligations) for m in powers if moments[m] not in known
+        _carried_moment(s, m, moments, shifted, scale, (rows[m], *common))
+        for m in powers
+        if moments[m] not in known
     )
 
 
@@ -327,18 +330,42 @@ def _shifted_powers(s: Setting) -> tuple[Any, Any, list[_Shifted]] | Unfit:
     return unit, unit_h, shifted
 
 
-def _binomial(s: Setting, unit: Any, unit_h: Any, shifted: list[_Shifted]) -> tuple[Obligation, ...]:
-    """G(r', c) == A(r, r')·G(r, c), factor by factor; A is linear in the sums that it mixes by construction."""
-    rows = [
-        equal("repair", (x.base + _shift(x, s)) ** x.power, x.base.xreplace(s.primed) ** x.power)
-        for x in shifted
+def _row_holds(s: Setting, shifted: list[_Shifted], m: tuple[int, ...]) -> Obligation:
+    """Π (C + H')^m, what an element adds to the mended sum, is the row of the matrix times what it added before."""
+    terms = [
+        sp.Integer(math.prod(comb(a, b) for a, b in zip(m, j, strict=True)))
+        * sp.Mul(*(_shift(x, s) ** k for x, k in zip(shifted, j, strict=True)))
+        * sp.Mul(*(x.base ** (a - k) for x, a, k in zip(shifted, m, j, strict=True)))
+        for j in ranges(*(range(k + 1) for k in m))
     ]
-    scale = ratio(unit_h.xreplace(s.primed), unit_h)
-    scaled = equal("repair", unit * scale, unit.xreplace(s.primed))
+    after = sp.Mul(*(x.base.xreplace(s.primed) ** k for x, k in zip(shifted, m, strict=True)))
+    return equal("repair", _as_written(terms), after)
+
+
+def _mixing(s: Setting, unit: Any, unit_h: Any, shifted: list[_Shifted]) -> tuple[Obligation, ...]:
+    """The matrix is linear in the sums by construction; mending twice is mending once, for its shifts add up; and a factor
+    of the states alone is mended as any factor is."""
+    first, second, both = _steps(s)
     linear = Obligation(
         "commutes", "A·(t + y) == A·t + A·y", "proved", "by form: A is a matrix, free of the element"
     )
-    return (*rows, scaled, linear, _merges(scale, s))
+    added = [
+        equal(
+            "merge",
+            _as_written([_shift(x, s).xreplace(first), _shift(x, s).xreplace(second)]),
+            _shift(x, s).xreplace(both),
+        )
+        for x in shifted
+    ]
+    scale = ratio(unit_h.xreplace(s.primed), unit_h)
+    if scale == 1:
+        return (linear, *added)
+    return (equal("repair", unit * scale, unit.xreplace(s.primed)), linear, *added, _merges(scale, s))
+
+
+def _as_written(terms: list[Any]) -> Any:
+    """A sum whose terms do not cancel before anyone has seen them."""
+    return sp.Add(*terms, evaluate=False) if len(terms) > 1 else terms[0]
 
 
 def _shift(x: _Shifted, s: Setting) -> Any:
