@@ -16,6 +16,7 @@ from tileloom.compiler.remarks import Remarks
 from tileloom.compiler.schedule import Schedule
 from tileloom.compiler.target import CPU
 from tileloom.dsl.load import parse
+from tileloom.dsl.types import DType
 
 TEXT = """
 kernel {name}(s: f64[M, N], v: f64[N, E], len: i32[M], one: i32[M], a: i32[M], b: i32[N]) -> o: f64[M, E] {{
@@ -151,3 +152,30 @@ def test_documents_that_do_not_meet_are_not_computed() -> None:
     given["k"] = given["k"].copy()
     found = tile_interpreter.run_module(module, given, {})
     np.testing.assert_allclose(found["o"], wanted["o"], atol=1e-12)
+
+
+def test_a_window_in_two_axes_bounds_both_loops() -> None:
+    """Neighbours of a pixel: the rows are the outer loop's bounds, alike for all columns, and need no mask inside."""
+    text = """kernel local(q: f64[Y, X, D], k: f64[Y, X, D], v: f64[Y, X, E], R: i32) -> o: f64[Y, X, E] {
+        s[y, x, a, b] = sum[d](q[y, x, d] * k[a, b, d])
+        w[y, x, a, b] = softmax[a, b | a <= y + R and y - R <= a and b <= x + R and x - R <= b](s[y, x, a, b])
+        o[y, x, e] = sum[a, b](w[y, x, a, b] * v[a, b, e]) }"""
+    sizes = {"Y": 13, "X": 19, "D": 4, "E": 3}
+    graph = canonicalize(elaborate(parse(text)["local"]), Remarks())
+    tiles = (("x", 4), ("a", 2), ("b", 4))
+    module = fuse(graph, Schedule("local", "local", "cpu", "all", tiles=tiles), CPU, sizes, Remarks())[
+        0
+    ].module
+    loops = [s for s in tile.statements(module.programs[0].body) if isinstance(s, tile.For)]
+    assert [s.axis.name for s in loops] == ["a", "b", "b", "b"]
+    assert loops[0].axis.lo is not None
+    assert loops[0].axis.hi is not None
+    bodies = [x for s in loops for x in s.body if isinstance(x, tile.Let) and x.type.dtype is DType.BOOL]
+    masked = {axis for x in bodies for axis in x.type.axes}
+    assert masked == {"x", "b"}
+    rng = np.random.default_rng(1)
+    given = {n: rng.standard_normal((13, 19, sizes["E" if n == "v" else "D"])) for n in "qkv"}
+    for radius in (0, 1, 3, 40):
+        wanted = tensor_interpreter.run(graph, given, {"R": radius})
+        found = tile_interpreter.run_module(module, given, {"R": radius})
+        np.testing.assert_allclose(found["o"], wanted["o"], atol=1e-12)

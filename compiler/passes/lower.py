@@ -218,6 +218,9 @@ class _Lowering:
         body = _Frame(frame, frame.open | {axis}, frozenset({axis}))
         bounds = loop_domain(axis, [conjuncts(s.predicate) for s in c.states], frame.open)
         lo, hi = (self.edge(frame, x, fn, axis) for x, fn in ((bounds.lo, "min"), (bounds.hi, "max")))
+        c = without(
+            c, [x.predicate for x in bounds.limits if not self.tile_axes(x.axes)]
+        )  # the loop's bounds say it
         inner = {s: self.fresh(n) for s, n in names.items()}
         self.cascade_loop(body, c, inner, rest, {s: tile.Name(names[s]) for s in names})
         yields = tuple(tile.Name(inner[s.name]) for s in c.states)
