@@ -13,7 +13,7 @@ from ..dsl.diagnostics import refuse
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
-from .codegen import cpu, mma, simt
+from .codegen import cpu, mma, simt, wgmma
 from .codegen.resources import resources
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
@@ -95,24 +95,26 @@ def compile_kernel(
     name = kernel.kernel.name.name
     asked = schedule or Schedule(name, name, target.name, options.fuse, options.keep)
     plain = check_schedule(asked, written, graph, target)
-    plain = replace(plain, tier=plain.tier or default_tier(graph, target, options))
     measure = partial(taken, target=target) if isinstance(target, CudaTarget) else None
-    fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
-    if plain.tier == "mma":
-        reason = choose_tier(fused, target, remarks)
-        if reason is not None and schedule is not None and schedule.tier is not None:
+    refused: list[str] = []
+    for tier in (plain.tier,) if plain.tier else default_tiers(graph, target, options):
+        plain = replace(plain, tier=tier)
+        fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
+        reason = choose_tier(fused, target, tier, remarks)
+        if reason is None:
+            break
+        if schedule is not None and schedule.tier is not None:
             raise refuse(
                 "E0915",
-                f"the schedule `{schedule.name}` says `tier mma`: {reason}",
+                f"the schedule `{schedule.name}` says `tier {tier}`: {reason}",
                 None,
                 help="leave it out",
             )
-        if reason is not None:  # its tiles suit the matrix units alone
-            remarks = Remarks()
-            front(kernel, dtypes, remarks)
-            remarks.add("missed", "schedule", "matrix-units", reason)
-            plain = replace(plain, tier=None)
-            fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
+        remarks = Remarks()  # its tiles suit that tier alone
+        front(kernel, dtypes, remarks)
+        refused.append(reason)
+    for reason in refused:
+        remarks.add("missed", "schedule", "matrix-units", reason)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)
@@ -133,25 +135,34 @@ def compile_kernel(
     )  # fmt: skip
 
 
-def default_tier(graph: Graph, target: Target, options: Options) -> str | None:
-    """Matrix units where the target has them and there are 16-bit floats, but not where every product has to be f32."""
+def default_tiers(graph: Graph, target: Target, options: Options) -> tuple[str | None, ...]:
+    """The tiers to try: matrix units where the target has them and there are 16-bit floats, but not where every product has
+    to be f32."""
     sixteen = any(t.dtype in (DType.F16, DType.BF16) for t in graph.tensors.values())
-    able = isinstance(target, CudaTarget) and target.capability >= (8, 0)
-    return "mma" if able and sixteen and not options.precise else None
+    if not isinstance(target, CudaTarget) or not sixteen or options.precise or target.capability < (8, 0):
+        return (None,)
+    return ("wgmma", "mma", None) if target.has_wgmma else ("mma", None)
 
 
-def choose_tier(fused: Fused, target: Target, remarks: Remarks) -> str | None:
-    """Can each program with a product run on the matrix units? None if so, and a remark; else why not."""
+MATRIX_UNITS = {"mma": (mma.why_not, "mma.sync"), "wgmma": (wgmma.why_not, "wgmma, by warpgroups with roles")}
+"""Tiers with matrix units: why a program does not fit one, and what its products run through."""
+
+
+def choose_tier(fused: Fused, target: Target, tier: str | None, remarks: Remarks) -> str | None:
+    """Can each program with a product run in a tier? None if so, and a remark; else why not."""
+    if tier not in MATRIX_UNITS:
+        return None
     assert isinstance(target, CudaTarget)
+    why_not, through = MATRIX_UNITS[tier]
     for p in fused.module.programs:
-        reason = mma.why_not(p, target) if has_product(p) else None
+        reason = why_not(p, target) if has_product(p) else None
         if reason is not None:
-            return f"{p.name}: {reason}"
+            return f"{p.name}, tier {tier}: {reason}"
     on = [p.name for p in fused.module.programs if has_product(p)]
     if on:
         remarks.add(
             "applied", "schedule", "matrix-units",
-            f"{', '.join(on)}: products through mma.sync; computed operands are rounded to the type of the stored ones",
+            f"{', '.join(on)}: products through {through}; computed operands are rounded to the type of the stored ones",
         )  # fmt: skip
     return None
 
@@ -190,7 +201,7 @@ def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
     """The schedule with every choice filled in, as it could be given back."""
     several, axes = len(fused.regions) > 1, fused.graph.axes
     tiles: list[tuple[str, int]] = []
-    tier = "mma" if any(p.tier == "mma" for p in fused.module.programs) else None
+    tier = next((p.tier for p in fused.module.programs if p.tier in MATRIX_UNITS), None)
     for region, plan in zip(fused.regions, fused.plans, strict=True):
         for axis, size in plan.tiles:
             if axis not in plan.whole:

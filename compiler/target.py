@@ -68,6 +68,11 @@ class CudaTarget(Target):
         return self.capability >= (8, 0)
 
     @property
+    def has_wgmma(self) -> bool:
+        """wgmma.mma_async (PTX ISA 9.7.15: sm_90a alone)."""
+        return self.capability == (9, 0) and self.architecture_specific
+
+    @property
     def has_bf16_add(self) -> bool:
         """red.global.add.noftz.bf16 (PTX ISA 9.7.13, "red": sm_90 or later)."""
         return self.capability >= (9, 0)

@@ -36,6 +36,7 @@ from .device_arrays import (
 )
 from .launch import Kernel, Plan
 from .ready import NUMBERS
+from .tensor_maps import MapSlot, can_be_mapped
 
 Slot = tuple[Any, int]
 """Where an address goes, and the number of the array it belongs to."""
@@ -171,6 +172,9 @@ class DeviceKernel(Kernel):
             reach=tuple(_reach(described(x, "an array")) for x in arrays),
         )  # fmt: skip
 
+    def _small(self, extents: Mapping[str, int]) -> tuple[bool, ...]:
+        return ()  # a device's threads need no waking
+
     # -- checks
 
     def _device_array(self, value: Any, what: str) -> Any:
@@ -215,7 +219,8 @@ class DeviceKernel(Kernel):
         strides = {n: tuple(s // x.itemsize for s in x.strides) for n, x in {**views, **targets}.items()}
         strides |= {n: cuda.packed_strides(s) for n, (s, _) in shapes.items() if n not in targets}
         aligned = {n: x.__array_interface__["data"][0] % 16 == 0 for n, x in {**views, **targets}.items()}
-        call = _Call(self, device, names, strides, aligned, {**plan.extents, **scalars})
+        sizes = {n: x.shape for n, x in {**views, **targets}.items()} | {n: s for n, (s, _) in shapes.items()}
+        call = _Call(self, device, names, sizes, strides, aligned, {**plan.extents, **scalars})
         launches = [call.launch(p) for p in self.module.programs]
         return DeviceReady(
             device,
@@ -279,11 +284,12 @@ HELD: dict[DType, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class _Call:
-    """What decides about the launches of one call: strides in elements and alignment to 16 bytes by tensor, numbers."""
+    """What decides about the launches of a call: sizes, strides in elements and alignment to 16 bytes by tensor, numbers."""
 
     kernel: DeviceKernel
     device: int
     names: list[str]
+    shapes: Mapping[str, tuple[int, ...]]
     strides: Mapping[str, tuple[int, ...]]
     aligned: Mapping[str, bool]
     numbers: Mapping[str, Number]
@@ -292,7 +298,7 @@ class _Call:
         """The launch of a program; None where it has no work."""
         variant = next(v for v in self.kernel._variants[program.name] if self.fits(program, v))
         sizes = [int(self.numbers[e]) for e in program.extents]
-        blocks = min(variant.tasks(*sizes), cuda.MOST_BLOCKS)
+        blocks = variant.blocks(sizes, cuda.multiprocessors(self.device))
         if blocks <= 0:
             return None
         code = cuda.machine_code(self.kernel.source, variant.name, self.kernel.target)
@@ -302,13 +308,17 @@ class _Call:
             values += [slot, *map(ctypes.c_int64, self.strides[p.name])]
         values += [self.scalar(self.numbers[s.name], s.dtype) for s in program.scalars]
         values += [ctypes.c_int64(n) for n in sizes]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        maps = [
+            (MapSlot(self.shapes[t], self.strides[t], box), self.names.index(t)) for t, box in variant.maps
+        ]
+        places = [*(ctypes.addressof(v) for v in values), *(m.place for m, _ in maps)]
+        pointers = (ctypes.c_void_p * len(places))(*places)
         told = ", ".join(f"{e} = {n}" for e, n in zip(program.extents, sizes, strict=True))
         what = f"`{program.name}` ({told}; {blocks} blocks of {variant.threads} threads, {variant.shared_bytes} bytes of "
         with cuda.current(self.device):
             function = cuda.function(code.cubin, variant.name, variant.shared_bytes, self.device)
         return Launch(
-            function, blocks, variant.threads, variant.shared_bytes, pointers, tuple(tensors), tuple(values),
+            function, blocks, variant.threads, variant.shared_bytes, pointers, (*tensors, *maps), (*values, *maps),
             what + "dynamic shared memory)",
         )  # fmt: skip
 
@@ -317,7 +327,8 @@ class _Call:
         dtypes = {p.name: p.dtype for p in program.params}
         divisible = all(int(self.numbers[e]) % n == 0 for e, n in v.multiples.items())
         divisible = divisible and all(int(self.numbers[e]) <= n for e, n in v.at_most.items())
-        return divisible and all(self.is_wide(t, 16 // dtypes[t].bytes) for t in v.wide)
+        mapped = all(can_be_mapped(self.shapes[t], self.strides[t]) for t, _ in v.maps)
+        return divisible and mapped and all(self.is_wide(t, 16 // dtypes[t].bytes) for t in v.wide)
 
     def is_wide(self, tensor: str, elements: int) -> bool:
         """May rows of a tensor be moved 16 bytes at a time? New arrays are packed and aligned."""

@@ -48,11 +48,13 @@ def run_module(
     scalars: Mapping[str, int | float | bool],
     blocks: int | None = None,
     preferred: bool = True,
+    backwards: bool = False,
 ) -> dict[str, Array]:
     """Run every program of a module by the kernels of its generated source; outputs and inouts by name, inputs unchanged.
 
     `blocks`: how many blocks share the tasks; one for each task if None. Of a program's variants the first that sizes and
-    strides allow runs, without `preferred` the last, which serves all. Raises `KernelFault`.
+    strides allow runs, without `preferred` the last, which serves all. `backwards`: of threads with roles the
+    last that can go on goes first. Raises `KernelFault`.
     """
     kernels = load(source)
     extents = bind_extents(module, tensors, scalars)
@@ -65,13 +67,15 @@ def run_module(
                 memory[p.name] = memory_for(p.dtype, tensors.get(p.name), shape)
         able = [k for k in kernels.values() if k.program == program.name]
         kernel = next(k for k in able if k.fits(extents, memory)) if preferred else able[-1]
+        kernel.state.backwards = backwards
         arguments: list[Any] = []
         for p in program.params:
             tensor = Tensor(p.name, memory[p.name], kernel.state)
             arguments += [tensor, *tensor.strides]
         arguments += [_scalar(s.dtype, scalars[s.name]) for s in program.scalars]
         sizes = [extents[e] for e in program.extents]
-        kernel.run([*arguments, *sizes], kernel.tasks(*sizes) if blocks is None else blocks)
+        arguments += [*sizes, *(kernel.map(t, memory[t], box) for t, box in kernel.maps)]
+        kernel.run(arguments, kernel.tasks(*sizes) if blocks is None else blocks)
     scratch = {p.name for p in module.scratch}
     written = {p.name for q in module.programs for p in q.params if p.mode != "in"} - scratch
     return {name: memory[name] for name in written}
@@ -94,32 +98,54 @@ class Kernel:
     multiples: Mapping[str, int]
     wide: Sequence[str]
     at_most: Mapping[str, int]
+    names: dict[str, Any] = field(repr=False, default_factory=dict)
+    shared_bytes: int = 0
+    maps: Sequence[tuple[str, tuple[int, ...]]] = ()
+
+    def map(self, name: str, values: Array, box: tuple[int, ...]) -> Any:
+        """A tensor map as an argument."""
+        from .emulate_roles import BoxMap
+
+        return BoxMap(Tensor(name, values, self.state), box)
 
     def fits(self, extents: Mapping[str, int], memory: Mapping[str, Array]) -> bool:
         """May the kernel run on these sizes and strides?"""
         divisible = all(extents[e] % n == 0 for e, n in self.multiples.items())
         divisible = divisible and all(extents[e] <= n for e, n in self.at_most.items())
-        return divisible and all(_is_wide(memory[t]) for t in self.wide)
+        mapped = all(memory[t].size > 0 for t, _ in self.maps)
+        return divisible and mapped and all(_is_wide(memory[t]) for t in self.wide)
 
     def run(self, arguments: Sequence[Any], blocks: int) -> None:
         """Run the blocks one after another."""
         with quiet():
             for block in range(blocks):
                 self.state.enter(self.name, block, blocks)
-                _Block(self, arguments).run()
+                if self.maps:
+                    self._run_roles(arguments)
+                else:
+                    _Block(self, arguments).run()
+
+    def _run_roles(self, arguments: Sequence[Any]) -> None:
+        from .emulate_roles import run
+
+        run(self.generator, self.state, self.names, arguments, self.threads, self.shared_bytes)
 
 
 def load(source: str) -> dict[str, Kernel]:
     """The kernels of a generated source, by name."""
     state = State()
-    tree = _Rewrite().visit(ast.parse(source))
+    from .emulate_roles import EVENTS, factories, made_by
+
+    parsed = ast.parse(source)
+    tree = _Rewrite({**EVENTS, **made_by(parsed)}).visit(parsed)
     cuda = _Cuda(state)
-    names: dict[str, Any] = {**FUNCTIONS, **cuda.pointers(), "cuda": cuda}
+    names: dict[str, Any] = {**FUNCTIONS, **cuda.pointers(), **factories(), "cuda": cuda}
     exec(compile(ast.fix_missing_locations(tree), "<emulated>", "exec"), names)
     return {
         name: Kernel(
             name, names[name], state, launch["threads"], launch["tasks"], launch.get("program", name),
             launch.get("multiples", {}), launch.get("wide", ()), launch.get("at_most", {}),
+            names, launch["shared_bytes"], launch.get("maps", ()),
         )
         for name, launch in names["LAUNCHES"].items()
     }  # fmt: skip
@@ -131,7 +157,10 @@ def _is_wide(x: Array) -> bool:
 
 
 class _Rewrite(ast.NodeTransformer):
-    """Kernel functions become generators; imports go, for the names are given."""
+    """Kernel functions become generators; imports go, for the names are given. `events`: calls that wait, by their name."""
+
+    def __init__(self, events: Mapping[str, str]) -> None:
+        self.events = events
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         return None
@@ -167,6 +196,10 @@ class _Rewrite(ast.NodeTransformer):
                 words = ast.Tuple([ast.Constant(name[4:]), *node.args[4:]], ast.Load())
                 node.args = [*node.args[:4], self.event("product", node, words)]
                 return node
+            case name if name in self.events:
+                kind = self.events[name]
+                own = [node.func] if kind in ("multiply", "settle") else []
+                return self.event(kind, node, ast.Tuple([*own, *node.args], ast.Load()))
             case _:
                 return node
         return ast.Yield(ast.Tuple(event, ast.Load()))
@@ -189,6 +222,7 @@ class State:
     blocks: int = 1
     thread: int = 0
     epoch: int = 0
+    backwards: bool = False
     shared: dict[int, Shared] = field(default_factory=dict)
     copies: dict[int, list[list[Callable[[], None]]]] = field(default_factory=dict)
 

@@ -196,7 +196,11 @@ class Kernel:
         }
         scratch = self._scratch({**scalars, **extents}) if self.module.scratch else {}
         known = {**extents, **{n: int(v) for n, v in scalars.items() if isinstance(v, int)}}
-        return Plan(extents, outputs, scratch, tuple(_is_small(p, known) for p in self.module.programs))
+        return Plan(extents, outputs, scratch, self._small(known))
+
+    def _small(self, extents: Mapping[str, int]) -> tuple[bool, ...]:
+        """For each launch, whether one thread does."""
+        return tuple(_is_small(p, extents) for p in self.module.programs)
 
     def _check_statics(self, extents: Mapping[str, int]) -> None:
         for p in self.module.programs:

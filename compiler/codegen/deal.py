@@ -20,7 +20,8 @@ class Spread:
     thread number from `low` on and, above these in their order, from `upper_low` on.
 
     The thread with those bits = c holds positions c * run + i % run + i // run * run * step for i < count. No bits: every
-    thread holds all. A run longer than 1 needs a tile of whole rounds of runs.
+    thread holds all. A run longer than 1 needs a tile of whole rounds of runs. With `between`, all positions of a thread lie
+    between those that the lower and the upper bits tell apart: lower + 2**bits * (i + count * upper).
     """
 
     tile: int
@@ -29,6 +30,17 @@ class Spread:
     run: int = 1
     upper_low: int = 0
     upper_bits: int = 0
+    between: bool = False
+
+    @property
+    def stride(self) -> int:
+        """How far apart a thread's neighbouring positions (or runs) are, in positions (or runs)."""
+        return 1 << self.bits if self.between else self.step
+
+    @property
+    def upper_stride(self) -> int:
+        """What the upper bits count."""
+        return self.count << self.bits if self.between else 1 << self.bits
 
     @property
     def step(self) -> int:
@@ -183,6 +195,18 @@ class FragmentDeal(Deal):
 LANE_BITS = 5
 
 
+@dataclass(frozen=True)
+class WarpgroupDeal(FragmentDeal):
+    """Tiles lie as the matrix units hold the results of a warpgroup (PTX ISA 9.7.15.5.1, m64nNk16): 16 rows a warp, 64 a
+    warpgroup, all columns in each; a lane has rows r and r + 8 of its warp's."""
+
+    def _row(self, axis: str) -> Spread:
+        tile = self.tiles[axis]
+        if tile != 16 << self.row_warps:
+            return Spread(tile, 2, bits_for(tile, 3))
+        return Spread(tile, 2, 3, 1, LANE_BITS, self.row_warps, between=True)
+
+
 def deal(demands: Iterable[Demand], tiles: dict[str, int], run: int = 1) -> Deal:
     """Sides for all axes, products first, and the thread grid that suits the first two-axis tile."""
     wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
@@ -208,6 +232,12 @@ def fragment_deal(
         row_warps=row_warps,
         column_warps=column_warps,
     )
+
+
+def warpgroup_deal(demands: Iterable[Demand], tiles: dict[str, int], warpgroups: int) -> WarpgroupDeal:
+    """The same sides, laid over 1, 2 or 4 warpgroups."""
+    plain = fragment_deal(demands, tiles, warpgroups.bit_length() + 1, 0)
+    return WarpgroupDeal(plain.row_bits, 2, tiles, plain.rows, 2, row_warps=plain.row_warps)
 
 
 def _row_axes(demands: list[Demand]) -> frozenset[str]:

@@ -674,7 +674,7 @@ class MatrixKernel(Kernel):
         """Some bits of the thread's number, under a name."""
         if not bits:
             return "0"
-        key = (low, bits, 0, 0)
+        key = (low, bits, 0, 0, 1 << bits)
         if key not in self.coordinates:
             self.coordinates[key] = self.names.fresh(f"lane{low}" if low < LANE_BITS else f"warp{low}")
         return self.coordinates[key]

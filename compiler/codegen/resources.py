@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..occupancy import Resources
 from ..target import CudaTarget
 from ..tile_ir import TileProgram
-from . import mma
+from . import mma, wgmma
 from .simt import Kernel, variants
 
 SCALARS = 40
@@ -24,8 +24,8 @@ DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\
 
 def resources(program: TileProgram, target: CudaTarget) -> Resources:
     """Of the preferred variant of a program. Raises `TileError` where a tile does not fit, and `mma.Unfit`."""
-    kernel = (mma.variants if program.tier == "mma" else variants)(program, target)[0]
-    return measured(kernel)
+    makers = {"mma": mma.variants, "wgmma": wgmma.variants}
+    return measured(makers.get(program.tier, variants)(program, target)[0])
 
 
 def measured(kernel: Kernel) -> Resources:

@@ -96,9 +96,10 @@ MOST_VALUES = 128  # elements of one tile a thread may hold in registers
 
 def generate(module: TileModule, target: CudaTarget) -> str:
     """The source of a module's kernels for a target. Raises `TileError` where a tile does not fit, naming the tile."""
-    from . import mma  # which builds on this module
+    from . import mma, wgmma  # which build on this module
 
-    kernels = [k for p in module.programs for k in (mma.variants if p.tier == "mma" else variants)(p, target)]
+    makers = {"mma": mma.variants, "wgmma": wgmma.variants}
+    kernels = [k for p in module.programs for k in makers.get(p.tier, variants)(p, target)]
     bodies = ["\n".join(k.lines()) for k in kernels]
     ours = sorted(set[str]().union(*(intrinsics_in(b) for b in bodies)))
     head = [
@@ -109,6 +110,9 @@ def generate(module: TileModule, target: CudaTarget) -> str:
     if ours:
         imported = ", ".join(f"portable_{n} as {n}" if _lacks(target, n) else n for n in ours)
         head.append(f"from tileloom.runtime.intrinsics.ptx import {imported}")
+    for name in ("mbarrier", "operands", "tma", "warpgroup", "wgmma"):
+        if used := sorted(set[str]().union(*(k.imports().get(name, set()) for k in kernels))):
+            head.append(f"from tileloom.runtime.intrinsics.{name} import {', '.join(used)}")
     launches = ["LAUNCHES = {", *(f"    {k.launch()}," for k in kernels), "}"]
     return "\n".join([*head, "", "", *("\n\n\n".join(bodies).split("\n")), "", "", *launches, ""])
 
@@ -275,6 +279,10 @@ class Kernel(Elements):
             else max(sizes, key=lambda t: sizes[t])
         )
 
+    def imports(self) -> dict[str, set[str]]:
+        """Functions that the source takes from modules of intrinsics beside `ptx`, by module."""
+        return {}
+
     def launch(self) -> str:
         """The entry of `LAUNCHES`."""
         arena = self.dynamic()
@@ -314,11 +322,7 @@ class Kernel(Elements):
         head.append("):")
         body = [f"    {c}" for c in self._comments()]
         body.append("    thread = i64(cuda.threadIdx.x)")
-        for (low, bits, upper_low, upper_bits), name in self.coordinates.items():
-            text = _bits(low, bits)
-            if upper_bits:
-                text = f"({text}) + ({_bits(upper_low, upper_bits)}) * {1 << bits}"
-            body.append(f"    {name} = {text}")
+        body += [f"    {line}" for line in self._coordinate_lines()]
         for dtype, size in arenas.items():
             aligned = ", alignment=16" if dtype in (DType.F16, DType.BF16) else ""
             kind = arena_type(dtype)
@@ -328,6 +332,14 @@ class Kernel(Elements):
         for b in self.memory.all_buffers:
             body.append(f"    {b.name} = {arena_part(b)}")
         return [*head, *body, *self.text.out]
+
+    def _coordinate_lines(self) -> Iterator[str]:
+        """Where the thread stands along the sides of the deal."""
+        for (low, bits, upper_low, upper_bits, stride), name in self.coordinates.items():
+            text = _bits(low, bits)
+            if upper_bits:
+                text = f"({text}) + ({_bits(upper_low, upper_bits)}) * {stride}"
+            yield f"{name} = {text}"
 
     def _parameters(self) -> Iterator[str]:
         for p in self.program.params:

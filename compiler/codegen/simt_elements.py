@@ -124,7 +124,7 @@ class Elements:
         self.from_tensors = {
             c.name for s in statements(program.body) if isinstance(s, For) for c in s.carries
         }
-        self.coordinates: dict[tuple[int, int, int, int], str] = {}
+        self.coordinates: dict[tuple[int, int, int, int, int], str] = {}
         self._give_names()
 
     def dealt(self, demands: list[Demand]) -> Deal:
@@ -281,7 +281,7 @@ class Elements:
         if spread.run > 1:
             return f"{self.run_start(at, axis)} + ({at.counters[axis]} & {spread.run - 1})"
         coordinate = self.coordinate(spread)
-        return coordinate if spread.count == 1 else f"{coordinate} + {spread.step} * {at.counters[axis]}"
+        return coordinate if spread.count == 1 else f"{coordinate} + {spread.stride} * {at.counters[axis]}"
 
     def run_start(self, at: Point, axis: str) -> str:
         """The position at which the run of a point's element starts."""
@@ -293,7 +293,7 @@ class Elements:
         return own if spread.count == spread.run else f"{own} + {spread.run * spread.step} * {number}"
 
     def coordinate(self, spread: Spread) -> str:
-        key = (spread.low, spread.bits, spread.upper_low, spread.upper_bits)
+        key = (spread.low, spread.bits, spread.upper_low, spread.upper_bits, spread.upper_stride)
         if key not in self.coordinates:
             rows = {0: "column", self.deal.column_bits: "row"}
             side = rows.get(spread.low, f"part{spread.low}_")

@@ -60,7 +60,10 @@ MATRIX_TILES = TileSizes(
 SMALL_MATRIX_TILES = TileSizes(
     row=64, column=64, inner=64, query=64, key=64, line=1024, lines=4, flat=2048, volume=1 << 13
 )
-MATRIX_TIER = "mma"
+WARPGROUP_TILES = TileSizes(
+    row=128, column=256, inner=64, query=128, key=128, line=1024, lines=4, flat=2048, volume=1 << 15
+)
+MATRIX_TIERS = ("mma", "wgmma")
 SIXTEEN = (DType.F16, DType.BF16)
 
 
@@ -75,8 +78,10 @@ def region_tiles(
     the device's multiprocessors."""
     if not isinstance(target, CudaTarget):
         return tile_sizes(target)
-    if schedule.tier != MATRIX_TIER or not _on_matrix_units(region):
+    if schedule.tier not in MATRIX_TIERS or not _on_matrix_units(region):
         return _row_tiles(graph, region, roles, sizes)
+    if schedule.tier == "wgmma":
+        return _warpgroup_tiles(graph, region, roles, sizes, target)
     many = MATRIX_TILES
     count = 1
     for axis in roles.grid:
@@ -85,6 +90,36 @@ def region_tiles(
         count *= -(-size // tile) if axis in roles.tiled else size
     wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
     return SMALL_MATRIX_TILES if count < (target.sms or 1) or wide else many
+
+
+COLUMNS = {256: 1.0, 128: 0.85, 64: 0.6}
+"""Of a product's tile, and the share of the matrix units' rate that products of 64 rows of such reach, about."""
+TILE_CLOCKS = 3000
+"""What a tile takes beside its products: the first copies, and its results on their way out, about."""
+PRODUCTS_PER_CLOCK = 2048
+"""Of 16-bit floats on one multiprocessor of sm_90a."""
+
+
+def _warpgroup_tiles(
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget
+) -> TileSizes:
+    """Tiles for products of warpgroups: as many columns as take the least time on all multiprocessors; where a cascade has
+    a product inside, fewer keys beside wide accumulators."""
+    best = WARPGROUP_TILES
+    if roles.contraction_inside:
+        wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
+        return replace(best, key=best.key // 2) if wide else best
+    sums = sum(1 for r in reductions(region.values) if r.fn == "sum")
+    depth = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.reduced)
+
+    def clocks(columns: int) -> float:
+        tiles = dict(zip(roles.tiled, (best.row, columns), strict=False))
+        count = math.prod(-(-(axis_size(graph, a, sizes) or 1) // tiles.get(a, 1)) for a in roles.grid)
+        each = best.row * columns * depth * sums / (PRODUCTS_PER_CLOCK * COLUMNS[columns])
+        return -(-count // (target.sms or 1)) * (each + TILE_CLOCKS)
+
+    able = [n for n in COLUMNS if n * sums <= best.column]
+    return replace(best, column=min(able or [64], key=clocks))
 
 
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:

@@ -1,0 +1,278 @@
+"""The roles of a kernel of tier `wgmma`: what the warpgroup that loads and those that compute have in common, and the first.
+
+Both walk the same program in the same order: the loader fills slots of rings, the others take them. Loops, bounds and
+indices are the same code in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ...dsl.types import DType
+from ..target import CudaTarget
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Const,
+    Expr,
+    For,
+    Grid,
+    Let,
+    LoopAxis,
+    Name,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    statements,
+    subexpressions,
+)
+from .deal import Deal, Demand, warpgroup_deal
+from .mma import MatrixKernel, Unfit
+from .scalar_cuda import Code, convert
+from .simt_elements import Wide
+from .simt_source import NOWHERE, starts_late
+from .staging import BARRIER_BYTES, CHUNK, Ring, Staging, staging
+from .tile_types import rewrite, tile_axes
+
+ROWS = 64  # of a tile, one warpgroup
+MODULES = {
+    "mbarrier": ("arrive", "await_parity", "expect_bytes", "publish_barriers", "start_barrier"),
+    "tma": (
+        "boxes_read_0", "boxes_read_1", "commit_boxes", "map_address", "prefetch_map",
+        *(f"{way}_box_{n}d" for way in ("load", "store") for n in range(1, 6)),
+    ),
+    "warpgroup": (
+        "announce", "fewer_registers", "meet", "more_registers", "opaque", "publish_shared", "shared_start",
+        "store_matrices", "uniform",
+    ),
+    "operands": ("k_major", "mn_major"),
+    "wgmma": ("matrix_address", "settled", "wgmma"),
+}  # fmt: skip
+"""The functions of generated source by the module of `runtime/intrinsics` that has them."""
+WORDS = frozenset(n for names in MODULES.values() for n in names)
+OURS = frozenset({"leader", "output", "shared", "warpgroup", "matrix_column", "matrix_row", "matrix_turn"})
+REGISTERS = {1: (56, 240), 2: (40, 232)}
+"""Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
+
+
+class Role(MatrixKernel):
+    """One role of a kernel."""
+
+    tier = "wgmma"
+
+    def __init__(
+        self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str, warpgroups: int
+    ) -> None:
+        self.warpgroups = warpgroups
+        super().__init__(program, target, wide, suffix)
+
+    def _give_names(self) -> None:
+        self.names.taken |= WORDS | OURS
+        super()._give_names()
+        self.staging = self._staged()
+        self.ring_names = {r: self.names.fresh(f"{r.name}_ring") for r in self.staging.rings}
+        self.maps = {b: self.names.fresh(f"{b.load.tensor}_map") for r in self.staging.rings for b in r.boxes}
+        self.output_maps: dict[str, str] = {}
+
+    def _staged(self) -> Staging:
+        return staging(self.program, self.tiles, self.target, self.warpgroups, self._output_bytes())
+
+    def _output_bytes(self) -> int:
+        """Shared memory of a warpgroup for results on their way out: two chunks of 64 rows and columns."""
+        out = {p.name for p in self.program.params if p.mode != "in" and p.dtype in (DType.F16, DType.BF16)}
+        stored = [s for s in statements(self.program.body) if isinstance(s, Store) and s.tensor in out]
+        return 2 * ROWS * CHUNK * 2 if stored else 0
+
+    def dealt(self, demands: list[Demand]) -> Deal:
+        return warpgroup_deal(demands, self.tiles, self.warpgroups)
+
+    def _crossing(self) -> frozenset[str]:
+        return frozenset()
+
+    def note(self, barrier_due: bool) -> None:
+        if barrier_due:
+            raise Unfit("a value goes from thread to thread through shared memory")
+
+    # ------------------------------------------------------------ rings
+
+    def ring_lines(self) -> Iterator[str]:
+        """Every ring starts at its first slot, in phase 0."""
+        for r in self.staging.rings:
+            yield f"{self.ring_names[r]}_slot = i32(0)"
+            yield f"{self.ring_names[r]}_phase = i32(0)"
+
+    def full_barrier(self, r: Ring) -> str:
+        return f"shared + {r.barriers}"
+
+    def empty_barrier(self, r: Ring) -> str:
+        return f"shared + {r.barriers + BARRIER_BYTES * r.stages}"
+
+    def advance(self, r: Ring) -> None:
+        """The next slot; from the last to the first in the other phase."""
+        name = self.ring_names[r]
+        if r.stages == 1:
+            self.text.line(f"{name}_phase = i32({name}_phase ^ 1)")
+            return
+        self.text.line(f"{name}_slot = i32({name}_slot + 1)")
+        self.text.line(f"if {name}_slot == {r.stages}:")
+        self.text.line(f"    {name}_slot = i32(0)")
+        self.text.line(f"    {name}_phase = i32({name}_phase ^ 1)")
+
+    # ------------------------------------------------------------ loops
+
+    @contextmanager
+    def stepping(self, a: LoopAxis, start: str, stop: str) -> Iterator[None]:
+        """A loop over tiles that no compiler unrolls: its counter comes from nowhere."""
+        name = self.axis_names[a.name].first
+        self.text.line(f"{name} = i32({start})")
+        self.text.line(f"while {name} < {stop}:")
+        with self.text.indented():
+            yield
+            self.text.line(f"{name} = opaque(i32({name} + {a.tile}))")
+
+    def range_of(self, a: LoopAxis) -> tuple[str, str]:
+        """Emit an axis's bounds; gives the first tile's first index and where tiles end."""
+        first, end = self.bounds(a)
+        start = first
+        if first != "0":
+            start = self.assign(f"{a.name}_start", Code(f"i32({first} // {a.tile} * {a.tile})", DType.I64))
+        stop = self.assign(f"{a.name}_stop", Code(f"i32({end})", DType.I64))
+        if starts_late(a):
+            self.text.line(f"{stop} = {stop} if {first} < {end} else {start}")
+        return start, stop
+
+    def box_place(self, load_subscripts: tuple[Expr, ...], chunk: int, row: str = "", extra: str = "") -> str:
+        """The coordinates of a box, the innermost first."""
+        texts = []
+        for x in load_subscripts:
+            code = convert(self.emit(x, NOWHERE, widest=1 << 20), DType.I64).text
+            texts.append(f"{code} + {extra}" if extra and x == AxisIndex(row) else code)
+        if chunk:
+            texts[-1] = str(chunk * CHUNK) if texts[-1] == "0" else f"{texts[-1]} + {chunk * CHUNK}"
+        return ", ".join(reversed(texts))
+
+
+class Loader(Role):
+    """One thread of a warpgroup of its own, which asks for boxes as soon as there is an empty slot for them."""
+
+    def let(self, s: Let) -> None:
+        if s.name in self.staging.names:
+            self.types[s.name] = s.type
+            return
+        if not s.type.axes and not self._of_tiles(s.value):
+            super().let(s)
+        else:
+            self.types[s.name] = s.type
+
+    def _of_tiles(self, e: Expr) -> bool:
+        """Does a scalar come from tiles, which this role does not have?"""
+        return any(
+            isinstance(x, Reduce) or (isinstance(x, Name) and x.name not in self.values)
+            for x in subexpressions(e)
+        )
+
+    def store(self, s: Store) -> None:
+        pass
+
+    def block(self, body: tuple[Stmt, ...]) -> None:
+        if any(isinstance(s, Let) and s.name in self.staging.names for s in body):
+            before_values, before_types = dict(self.values), dict(self.types)
+            for s in body:
+                self.statement(s)
+                if isinstance(s, Let) and s.name in self.staging.names and self._is_last(s, body):
+                    self.fill(self.staging.ring(self.staging.names[s.name]))
+            self.values, self.types = before_values, before_types
+        else:
+            super().block(body)
+
+    def _is_last(self, s: Let, body: tuple[Stmt, ...]) -> bool:
+        """Is it the last tile of its ring in this scope?"""
+        ring = self.staging.ring(self.staging.names[s.name])
+        mine = [
+            x for x in body
+            if isinstance(x, Let) and x.name in self.staging.names
+            and self.staging.ring(self.staging.names[x.name]) is ring
+        ]  # fmt: skip
+        return mine[-1] is s
+
+    def loop(self, s: For) -> None:
+        self.types.update({c.name: c.type for c in s.carries})
+        start, stop = self.range_of(s.axis)
+        with self.stepping(s.axis, start, stop):
+            self.live[s.axis.name] = s.axis
+            self.block(s.body)
+            del self.live[s.axis.name]
+
+    def fill(self, r: Ring) -> None:
+        """Wait until the next slot is empty, announce its bytes, and ask for its boxes."""
+        name = self.ring_names[r]
+        at = "" if r.stages == 1 else f" + {BARRIER_BYTES} * {name}_slot"
+        self.text.line(f"await_parity({self.empty_barrier(r)}{at}, {name}_phase ^ 1)")
+        self.text.line(f"expect_bytes({self.full_barrier(r)}{at}, {r.slot_bytes})")
+        for b in r.boxes:
+            for chunk in range(b.chunks):
+                to = f"shared + {r.start + r.offset(b) + chunk * b.chunk_bytes}"
+                to += "" if r.stages == 1 else f" + {name}_slot * {r.slot_bytes}"
+                where = self.box_place(b.load.subscripts, chunk)
+                self.text.line(
+                    f"load_box_{len(b.sizes)}d({to}, {self.maps[b]}_at, {self.full_barrier(r)}{at}, {where})"
+                )
+        self.advance(r)
+
+
+# ---------------------------------------------------------------- bounds without reductions
+
+
+def with_plain_bounds(program: TileProgram) -> TileProgram:
+    """The same program: the largest and smallest value of an index expression over a tile in closed form."""
+    tiles = {a: x for a, x in tile_axes(program, dict(program.statics)).items() if x.tile}
+
+    def rule(e: Expr) -> Expr:
+        if not isinstance(e, Reduce) or e.fn not in ("max", "min") or len(e.over) != 1:
+            return e
+        (axis,) = e.over
+        slope = _slope(e.arg, axis)
+        if (
+            axis not in tiles
+            or slope not in (1, -1)
+            or tiles[axis].lo is not None
+            or tiles[axis].hi is not None
+        ):
+            return e
+        a = tiles[axis]
+        last = Apply("min", (_plus(AxisIndex(axis), (a.tile or 1) - 1), _plus(a.extent, -1)))
+        at_last = (e.fn == "max") == (slope == 1)
+        return rewrite(e.arg, lambda x: last if at_last and x == AxisIndex(axis) else x)
+
+    return replace(program, body=tuple(_bounds_rewritten(s, rule) for s in program.body))
+
+
+def _plus(e: Expr, n: int) -> Expr:
+    return Apply("add", (e, Const(n, DType.I64)))
+
+
+def _slope(e: Expr, axis: str) -> int | None:
+    """How an expression grows with an axis's index; None where that is no whole number."""
+    match e:
+        case AxisIndex(axis=a):
+            return int(a == axis)
+        case Apply(op="add" | "sub" as op, args=(a, b)):
+            x, y = _slope(a, axis), _slope(b, axis)
+            return None if x is None or y is None else x + y if op == "add" else x - y
+    return None if any(x == AxisIndex(axis) for x in subexpressions(e)) else 0
+
+
+def _bounds_rewritten(s: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
+    match s:
+        case Let() if not s.type.axes:
+            return replace(s, value=rewrite(s.value, rule))
+        case For(axis=a):
+            lo, hi = (None if x is None else rewrite(x, rule) for x in (a.lo, a.hi))
+            body = tuple(_bounds_rewritten(x, rule) for x in s.body)
+            return replace(s, axis=replace(a, lo=lo, hi=hi), body=body)
+        case Grid():
+            return replace(s, body=tuple(_bounds_rewritten(x, rule) for x in s.body))
+    return s

@@ -1,0 +1,260 @@
+"""What the tier `wgmma` brings to shared memory, and how: boxes of the copy engine, rings of them, and where all lies.
+
+A tile that products read is one box for each 64 of its columns: all its rows, 128 bytes each, swizzled. Boxes that one
+product (or several that share an operand) reads at a step of a loop form a ring: so many slots, each with a barrier that
+says "full" and one that says "empty". Tiles read before a loop form rings of one slot. A loop that goes on where another
+of the same axis ended reads through the same rings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ...dsl.types import DType
+from ..target import CudaTarget
+from ..tile_ir import (
+    AxisIndex,
+    Cast,
+    Dot,
+    Expr,
+    For,
+    Grid,
+    Let,
+    Load,
+    Name,
+    Stmt,
+    TileProgram,
+    expressions,
+    operands,
+    statements,
+    subexpressions,
+)
+from .mma import Unfit
+
+CHUNK = 64  # columns of one box: 128 bytes
+ROW_BYTES = 128
+LARGEST_BOX = 256  # rows of one box
+MOST_RANKS = 5
+MOST_STAGES, LEAST_STAGES = 6, 2
+BARRIER_BYTES = 8
+ALIGNMENT = 1024  # of a box: the swizzle repeats every 8 rows
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tile as the copy engine moves it: `sizes` of one box, outermost first, so many `chunks` of 64 columns."""
+
+    load: Load
+    row: str
+    column: str
+    rows: int
+    columns: int
+    sizes: tuple[int, ...]
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.columns // CHUNK)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.rows * ROW_BYTES
+
+    @property
+    def bytes(self) -> int:
+        return self.chunks * self.chunk_bytes
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Boxes that arrive together. `start` is where its slots lie, `barriers` where its pairs of barriers do, in bytes."""
+
+    boxes: tuple[Box, ...]
+    looped: bool
+    stages: int = 1
+    start: int = 0
+    barriers: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(b.bytes for b in self.boxes)
+
+    @property
+    def name(self) -> str:
+        return "_".join(dict.fromkeys(b.load.tensor for b in self.boxes))
+
+    def offset(self, box: Box) -> int:
+        """Where a box lies in its slot."""
+        before = self.boxes[: self.boxes.index(box)]
+        return sum(b.bytes for b in before)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """`output` is where results wait to be stored, `output_bytes` a warpgroup's share of it; `names` says which tile of the
+    program is which box."""
+
+    rings: tuple[Ring, ...]
+    names: dict[str, Load]
+    output: int
+    output_bytes: int
+    bytes: int
+
+    def ring(self, load: Load) -> Ring:
+        return next(r for r in self.rings if any(b.load == load for b in r.boxes))
+
+    def box(self, load: Load) -> Box:
+        return next(b for r in self.rings for b in r.boxes if b.load == load)
+
+
+def staging(
+    program: TileProgram, tiles: dict[str, int], target: CudaTarget, warpgroups: int, output_bytes: int
+) -> Staging:
+    """The staged tiles of a program and their places. Raises `Unfit`."""
+    names = _operand_tiles(program)
+    looped = {
+        s.name
+        for f in statements(program.body)
+        if isinstance(f, For)
+        for s in statements(f.body)
+        if isinstance(s, Let)
+    }
+    groups = _grouped(program, names)
+    rings = [
+        Ring(
+            tuple(box(x, program, tiles) for x in group),
+            any(n in looped for n, x in names.items() if x in group),
+        )
+        for group in groups
+    ]
+    return _placed(
+        sorted(rings, key=lambda r: r.looped), names, target, warpgroups * output_bytes, output_bytes
+    )
+
+
+def _operand_tiles(program: TileProgram) -> dict[str, Load]:
+    """Named tiles that come from memory for products alone."""
+    loaded = {
+        s.name: s.value for s in statements(program.body) if isinstance(s, Let) and isinstance(s.value, Load)
+    }
+    multiplied, others = set[str](), set[str]()
+    for e in (e for s in statements(program.body) for e in expressions(s)):
+        multiplied |= {x.name for d in dots(e) for x in (d.a, d.b) if isinstance(x, Name)}
+        others |= {x.name for x in _outside_operands(e)}
+    both = multiplied & others & set(loaded)
+    if both:
+        raise Unfit(f"`{min(both)}` is an operand of a product and read elsewhere too")
+    return {n: x for n, x in loaded.items() if n in multiplied}
+
+
+def dots(e: Expr) -> list[Dot]:
+    return [x for x in subexpressions(e) if isinstance(x, Dot)]
+
+
+def _outside_operands(e: Expr) -> Iterator[Name]:
+    """Names that an expression reads elsewhere than as a product's operand."""
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Name):
+            yield x
+        elif isinstance(x, Dot):
+            stack += [y for y in (x.a, x.b) if not isinstance(y, Name)]
+        else:
+            stack += operands(x)
+
+
+def _grouped(program: TileProgram, names: dict[str, Load]) -> list[list[Load]]:
+    """Loads of one loop (or of none) that a product reads together, or products that share one."""
+    groups: list[list[Load]] = []
+    for body in _bodies(program.body):
+        own = {s.name for s in body if isinstance(s, Let) and s.name in names}
+        for e in (e for s in body for e in expressions(s)):
+            for d in dots(e):
+                read = [names[x.name] for x in (d.a, d.b) if isinstance(x, Name) and x.name in own]
+                _join(groups, read)
+    for load in names.values():
+        _join(groups, [load])
+    return groups
+
+
+def _bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
+    """The statements of each scope, a loop's with the loop itself, whose yields are evaluated there."""
+    yield body
+    for s in statements(body):
+        if isinstance(s, For):
+            yield (*s.body, s)
+        elif isinstance(s, Grid):
+            yield s.body
+
+
+def _join(groups: list[list[Load]], loads: list[Load]) -> None:
+    if not loads:
+        return
+    met = [g for g in groups if any(x in g for x in loads)]
+    merged = list(dict.fromkeys([*(x for g in met for x in g), *loads]))
+    groups[:] = [g for g in groups if g not in met] + [merged]
+
+
+def box(load: Load, program: TileProgram, tiles: dict[str, int]) -> Box:
+    """The box of a tile. Raises `Unfit` where the copy engine cannot bring it."""
+    param, subscripts = program.param(load.tensor), load.subscripts
+    spanned = [(i, x.axis) for i, x in enumerate(subscripts) if isinstance(x, AxisIndex) and x.axis in tiles]
+    named = [
+        a
+        for x in subscripts
+        for y in subexpressions(x)
+        if isinstance(y, AxisIndex)
+        for a in [y.axis]
+        if a in tiles
+    ]
+    what = f"the tile of `{load.tensor}`"
+    if param.dtype not in (DType.F16, DType.BF16):
+        raise Unfit(f"{what} holds {param.dtype}, not f16 or bf16")
+    if len(spanned) != 2 or len(named) != 2 or spanned[-1][0] != len(subscripts) - 1:
+        raise Unfit(f"{what} is no block of rows and columns")
+    if len(subscripts) > MOST_RANKS:
+        raise Unfit(
+            f"`{load.tensor}` has {len(subscripts)} dimensions; the copy engine takes up to {MOST_RANKS}"
+        )
+    if any(isinstance(y, Load) for x in subscripts for y in subexpressions(x)):
+        raise Unfit(f"where {what} lies depends on a tensor")
+    (row_at, row), (_, column) = spanned
+    if tiles[row] > LARGEST_BOX:
+        raise Unfit(f"{what} has {tiles[row]} rows; a box holds {LARGEST_BOX}")
+    sizes = tuple(tiles[row] if i == row_at else 1 for i in range(len(subscripts) - 1))
+    return Box(load, row, column, tiles[row], tiles[column], (*sizes, CHUNK))
+
+
+def _placed(
+    rings: Iterable[Ring], names: dict[str, Load], target: CudaTarget, output_bytes: int, each: int
+) -> Staging:
+    """As many slots as fit, for each ring of a loop the same number."""
+    rings = list(rings)
+    fixed = sum(r.slot_bytes for r in rings if not r.looped) + output_bytes
+    step = sum(r.slot_bytes for r in rings if r.looped)
+    for b in (b for r in rings for b in r.boxes if b.chunk_bytes % ALIGNMENT):
+        raise Unfit(f"the tile of `{b.load.tensor}` has {b.rows} rows; boxes have multiples of 8")
+    room = target.shared_per_block_bytes - fixed - ALIGNMENT
+    stages = min(MOST_STAGES, room // step) if step else 1
+    if stages < LEAST_STAGES and step:
+        raise Unfit(
+            f"{LEAST_STAGES} steps of its loop need {LEAST_STAGES * step + fixed} bytes of shared memory; "
+            f"{target.name} has {target.shared_per_block_bytes}"
+        )
+    start, placed = 0, []
+    for r in rings:
+        r = replace(r, stages=stages if r.looped else 1, start=start)
+        placed.append(r)
+        start += r.stages * r.slot_bytes
+    output, start = start, start + output_bytes
+    final = []
+    for r in placed:
+        final.append(replace(r, barriers=start))
+        start += 2 * BARRIER_BYTES * r.stages
+    return Staging(tuple(final), names, output, each, start)
+
+
+def computed(e: Expr) -> Expr:
+    """An operand without the cast around it."""
+    return e.arg if isinstance(e, Cast) else e

@@ -1,0 +1,54 @@
+"""What roles of warpgroups need: registers, barriers among some threads, and values that a whole warp shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from ..cuda import i32
+from .assembly import instruction, with_arguments
+
+
+def _shared_start() -> Any:
+    """`shared_start()`: the address of the dynamic shared memory, a multiple of 1024."""
+
+    def implement() -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            memory = builder.module.globals.get("dynamic_shared")
+            if memory is None:
+                memory = ir.GlobalVariable(
+                    builder.module, ir.ArrayType(ir.IntType(8), 0), "dynamic_shared", addrspace=3
+                )
+                memory.linkage, memory.align = "external", 1024
+            return builder.ptrtoint(memory, ir.IntType(32))
+
+        return i32(), generate
+
+    return with_arguments("", implement)
+
+
+def more_registers(count: int) -> Any:
+    """All warps of a warpgroup get `count` registers a thread [PTX ISA 9.0, 9.7.20.5 setmaxnreg], sm_90a."""
+    return instruction(None, (), f"setmaxnreg.inc.sync.aligned.u32 {count};")
+
+
+def fewer_registers(count: int) -> Any:
+    """All warps of a warpgroup give up what they have beyond `count` registers a thread."""
+    return instruction(None, (), f"setmaxnreg.dec.sync.aligned.u32 {count};")
+
+
+shared_start = _shared_start()
+meet = instruction(None, (i32, i32), "barrier.sync $0, $1;")  # [9.7.13.1 barrier]: number, threads
+announce = instruction(None, (i32, i32), "barrier.arrive $0, $1;")  # the same without waiting
+# [9.7.13.4 fence]: what a thread wrote to shared memory is seen by the matrix units and by asynchronous copies
+publish_shared = instruction(None, (), "fence.proxy.async.shared::cta;")
+# [9.7.13.9 redux.sync]: the same value in a register that the whole warp shares
+uniform = instruction(i32, (i32,), "redux.sync.or.b32 $0, $1, 0xffffffff;")
+# hides where a counter comes from, for otherwise NVVM unrolls the loop
+opaque = instruction(i32, (i32,), "mov.b32 $0, $1;", effect=False)
+# [9.7.14.5.16 stmatrix]: four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row
+store_matrices = instruction(
+    None, (i32, i32, i32, i32, i32), "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
+)
