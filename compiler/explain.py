@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 from ..dsl.source import Span
 from ..dsl.types import DType
-from . import tile_ir as tile
 from .cascade import Cascade, State
 from .codegen import cpu
-from .codegen.numba_text import Buffer
 from .evaluate import evaluate
 from .occupancy import Resources, occupancy, spilled
 from .passes.fuse import LedgerEntry
@@ -27,7 +25,7 @@ from .schedule import print_schedule
 from .spelling import spell
 from .target import CudaTarget
 from .tensor_ir import Apply, Carried, Const, Extent, Node, carried, walk
-from .tile_ir import Expr, For, TileProgram, statements
+from .tile_ir import For, TileProgram, statements
 from .tile_text import print_statement
 
 # ---------------------------------------------------------------- the facts
@@ -564,20 +562,4 @@ def task_bytes(c: Compilation) -> int:
     if c.target.is_cuda:
         return 0
     tasks = [task for tasks in cpu.workspace(c.module).values() for task in tasks]
-    return max((sum(_buffer_bytes(b, c.sizes) for b in task) for task in tasks), default=0)
-
-
-def _buffer_bytes(b: Buffer, sizes: Mapping[str, int]) -> int:
-    return b.dtype.bytes * math.prod(_length(n, sizes) for n in b.sizes)
-
-
-def _length(size: int | Expr, sizes: Mapping[str, int]) -> int:
-    """An axis taken whole is as long as its static extent."""
-    match size:
-        case int():
-            return size
-        case tile.Const(value=v):
-            return int(v)
-        case tile.ExtentRef(name=name):
-            return sizes[name]
-    raise TypeError(f"{type(size).__name__} is no length of a tile")
+    return max((sum(b.dtype.bytes * math.prod(b.sizes) for b in task) for task in tasks), default=0)

@@ -81,7 +81,7 @@ def workspace_bytes(module: TileModule, extents: Mapping[str, int], threads: int
         for s in module.scratch:
             if any(p.name == s.name for p in program.params):
                 live[s.name] = _bytes(s.shape, s.dtype.bytes, extents)
-        tasks = (sum(_bytes(b.sizes, b.dtype.bytes, extents) for b in task) for task in buffers[program.name])
+        tasks = (sum(b.dtype.bytes * math.prod(b.sizes) for b in task) for task in buffers[program.name])
         peak = max(peak, sum(live.values()) + threads * max(tasks, default=0))
         for name in [n for n in live if last_use(module, n) == i]:
             del live[name]

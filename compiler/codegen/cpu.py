@@ -3,8 +3,8 @@
 A program becomes `NAME_tasks(first, last, …)`, compiled, which runs a range of the tasks of its grid, and
 `NAME(tensors, scalars, extents)`, which hands all of them out to threads. Tile values that need storage are small arrays
 allocated once a range; everything else is computed inside the loop nest of its consumer. Matrix products go through
-`multiply_add` on operands packed so that the innermost loop runs over contiguous memory. No lane beyond an extent is ever
-visited, so nothing is masked.
+`multiply`, which takes one operand wherever it lies and the other packed so that rows of it are vectors. No lane beyond an
+extent is ever visited.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, Buffer, Signature
+from .numba_text import EXPORTS, PRODUCTS, Buffer, Signature
 from .placement import distinct
 
-INTRINSICS = "tileloom.runtime.intrinsics.cpu"
 THREADS = "tileloom.runtime.threads"
+MODULES = {
+    "tileloom.runtime.intrinsics.cpu": EXPORTS,
+    "tileloom.runtime.intrinsics.tile_products": PRODUCTS,
+}
+"""What generated source may import, by module."""
 
 
 def generate(module: TileModule, target: Target | None = None) -> str:
@@ -32,7 +36,7 @@ def generate(module: TileModule, target: Target | None = None) -> str:
     used = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.split("#")[0] for line in body)))
     head = [f'"""Module `{module.name}` for the CPU, written by tileloom."""', "", "from numba import njit"]
     head += ["from numpy import empty"] if "empty" in used else []
-    head += _imports(sorted(used & EXPORTS))
+    head += [line for where, names in MODULES.items() for line in _imports(where, sorted(used & names))]
     head += [f"from {THREADS} import run_tasks"] if "run_tasks" in used else []
     constants = [f"{name} = {value}" for (_, value), name in written.constants.items() if name in used]
     return "\n".join([*head, *(["", *constants] if constants else []), *body, ""])
@@ -44,13 +48,13 @@ def workspace(module: TileModule) -> dict[str, tuple[tuple[Buffer, ...], ...]]:
     return {p.name: tuple(t.function().buffers for t in written.tasks(p)) for p in module.programs}
 
 
-def _imports(names: list[str]) -> list[str]:
-    line = f"from {INTRINSICS} import {', '.join(names)}"
+def _imports(where: str, names: list[str]) -> list[str]:
+    line = f"from {where} import {', '.join(names)}"
     if not names:
         return []
     if len(line) <= 110:
         return [line]
-    lines, row = [f"from {INTRINSICS} import ("], "   "
+    lines, row = [f"from {where} import ("], "   "
     for n in names:
         if len(row) + len(n) > 104:
             lines, row = [*lines, row], "   "

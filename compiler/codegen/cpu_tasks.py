@@ -101,8 +101,7 @@ class Task(Values):
         )
 
     def _allocation(self, b: Buffer) -> str:
-        sizes = [str(s) if isinstance(s, int) else self.scalar(s).text for s in b.sizes]
-        shape = f"({', '.join(sizes)})" if len(sizes) > 1 else sizes[0]
+        shape = str(b.sizes if len(b.sizes) > 1 else b.sizes[0])
         return f"    {b.name} = empty({shape}, {HELD[b.dtype]})  # {b.dtype}[{', '.join(b.axes)}]"
 
     def _divide(self) -> None:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...dsl.types import DType
-from ..tile_ir import Apply, Cast, Const, Dot, Expr, Load, Name, Reduce, TileType, operands, subexpressions
+from ..interpreter.tile import integer
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    ExtentRef,
+    Load,
+    Name,
+    Reduce,
+    TileType,
+    operands,
+    subexpressions,
+)
 from .cpu_expressions import Expressions
 from .numba_text import (
     HIGHEST,
@@ -21,20 +37,44 @@ from .numba_text import (
     constant,
     held,
 )
-from .placement import Steps, rebuild, run, transform
+from .placement import Steps, depends_on_data, rebuild, run, transform
+
+WHOLE_LANES = 16
+"""A multiple of the number of elements that one vector holds anywhere."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Where a matrix lies: an array, what stands at each of its dimensions, and how long those are where that is known.
+    `lanes`: the array is a buffer, whose dimensions count the lanes of tile axes."""
+
+    array: str
+    subscripts: tuple[Expr, ...]
+    lengths: tuple[int | None, ...]
+    lanes: bool
+
+    def place(self, axis: str) -> int:
+        """The dimension that runs along a tile axis."""
+        return self.subscripts.index(AxisIndex(axis))
 
 
 @dataclass(frozen=True)
 class Product:
-    """`c[…, i, j] += a[…, i, k] · b[…, k, j]` at every position of the outer axes."""
+    """`c[…, i, j] += a[…, i, k] · b[…, k, j]` at every position of the outer axes; `fresh`: c has no value before."""
 
     c: Buffer
-    a: Buffer
-    b: Buffer
+    a: View
+    b: View
     outer: tuple[str, ...]
     i: str | None
     j: str
     k: str
+    fresh: bool = False
+
+    @property
+    def overwrites(self) -> bool:
+        """May the product be written where nothing was? Not where it is summed over several passes."""
+        return set(self.outer) <= set(self.c.axes)
 
 
 class Values(Expressions):
@@ -55,9 +95,28 @@ class Values(Expressions):
         return Variable(self.names.new(name), dtype)
 
     def _buffer(self, name: str, dtype: DType, axes: tuple[str, ...]) -> Buffer:
-        made = Buffer(self.names.new(name), dtype, axes, tuple(self.axes[a].size for a in axes))
+        sizes = [self._number(self.axes[a].size) for a in axes]
+        made = Buffer(self.names.new(name), dtype, axes, (*sizes[:-1], _padded(sizes[-1], dtype)))
         self.buffers.append(made)
         return made
+
+    def _number(self, size: int | Expr) -> int:
+        """The size of a tile axis: a number, or an extent that is compiled in."""
+        found = self._length(size)
+        assert found is not None, "axes that are taken whole are static"
+        return found
+
+    def _length(self, size: int | Expr) -> int | None:
+        """A size as a number, where statics give it."""
+        if isinstance(size, int):
+            return size
+        known = dict(self.program.statics)
+        leaves = [x for x in subexpressions(size) if not operands(x)]
+        if any(
+            not isinstance(x, Const) and (not isinstance(x, ExtentRef) or x.name not in known) for x in leaves
+        ):
+            return None
+        return integer(size, known)
 
     def _nest(self, axes: Iterable[str]) -> int:
         """Open loops over the lanes of tile axes; returns how many."""
@@ -90,8 +149,13 @@ class Values(Expressions):
         """Compute a tile value into its buffer; products accumulate there directly."""
         base, products = self._split(place, value)
         ready = [self._operands(place, p, set()) for p in products]
-        base = self._prepare(base if products else self._dot_in_place(place, base, hint), hint, place.axes)
-        self._elementwise(place, base)
+        if ready and _is_zero(base) and ready[0].overwrites:
+            ready[0] = replace(ready[0], fresh=True)
+        else:
+            base = self._prepare(
+                base if products else self._dot_in_place(place, base, hint), hint, place.axes
+            )
+            self._elementwise(place, base)
         for p in ready:
             self._multiply(p)
 
@@ -176,48 +240,131 @@ class Values(Expressions):
         return a, b, i, j
 
     def _operands(self, c: Buffer, d: Dot, carries: set[str]) -> Product:
-        """Bring the operands of a product into buffers: a over (…, i, k), b over (…, k, j)."""
+        """Bring the operands of a product into memory: a with its axes in any order, b with j dense."""
         roles = self._roles(c.axes, d)
         assert roles is not None
         a, b, i, j = roles
         k = d.over[-1]
         outer = (*(x for x in c.axes if x not in (i, j)), *d.over[:-1])
-        return Product(
-            c,
-            self._packed(a, (*self._shared(a, outer), *([i] if i else []), k), c, carries),
-            self._packed(b, (*self._shared(b, outer), k, j), c, carries),
-            outer,
-            i,
-            j,
-            k,
-        )
+        left = self._left(a, (*self._shared(a, outer), *([i] if i else []), k), c, carries)
+        right = self._packed(b, (*self._shared(b, outer), k, j), c, carries)
+        return Product(c, left, right, outer, i, j, k)
 
     def _shared(self, e: Expr, outer: tuple[str, ...]) -> list[str]:
         own = self.types.of(e).axes
         return [x for x in outer if x in own]
 
-    def _packed(self, e: Expr, axes: tuple[str, ...], c: Buffer, carries: set[str]) -> Buffer:
+    def _left(self, e: Expr, axes: tuple[str, ...], c: Buffer, carries: set[str]) -> View:
+        """The operand whose elements are taken one at a time: where it lies, if it has the type to compute in; else a copy
+        in the order of its tensor."""
+        found = self._in_place(e, axes, c, carries)
+        if found is not None:
+            return found
+        read = self._plain_read(e, axes)
+        if read is not None:
+            axes = tuple(ix.axis for ix in read.subscripts if isinstance(ix, AxisIndex) and ix.axis in axes)
+        return self._packed(e, axes, c, carries)
+
+    def _in_place(self, e: Expr, axes: tuple[str, ...], c: Buffer, carries: set[str]) -> View | None:
+        value = self._expand(e)
+        if isinstance(value, Name) and value.name not in carries:
+            place = self.places[value.name]
+            same = isinstance(place, Buffer) and place.dtype is c.dtype and set(place.axes) == set(axes)
+            return self._stored(place) if same and isinstance(place, Buffer) else None
+        read = self._plain_read(e, axes)
+        return (
+            self._tensor_view(read)
+            if read is not None and self.params[read.tensor].dtype is c.dtype
+            else None
+        )
+
+    def _plain_read(self, e: Expr, axes: tuple[str, ...]) -> Load | None:
+        """A read, converted or not, of a tensor with a dimension along each of these axes; what its other subscripts say
+        depends on no tensor."""
+        value = self._expand(e)
+        while isinstance(value, Cast) and held(value.dtype) is held(self.types.of(value.arg).dtype):
+            value = value.arg
+        if not isinstance(value, Load):
+            return None
+        along = [ix.axis for ix in value.subscripts if isinstance(ix, AxisIndex) and ix.axis in axes]
+        rest = [ix for ix in value.subscripts if not (isinstance(ix, AxisIndex) and ix.axis in axes)]
+        plain = sorted(along) == sorted(axes) and not any(
+            set(self.types.of(ix).axes) & set(axes) or depends_on_data(ix, self.tainted) for ix in rest
+        )
+        return value if plain else None
+
+    def _stored(self, b: Buffer) -> View:
+        return View(b.name, tuple(map(AxisIndex, b.axes)), b.sizes, True)
+
+    def _tensor_view(self, e: Load) -> View:
+        lengths = tuple(map(self._length, self.params[e.tensor].shape))
+        return View(self.tensor(e.tensor), e.subscripts, lengths, False)
+
+    def _packed(self, e: Expr, axes: tuple[str, ...], c: Buffer, carries: set[str]) -> View:
         """A buffer that holds `e` over these axes in this order: its own, or a copy."""
         value = self._expand(e)
         if isinstance(value, Name) and value.name not in carries:
             place = self.places[value.name]
             if isinstance(place, Buffer) and place.axes == axes and place.dtype is c.dtype:
-                return place
+                return self._stored(place)
         hint = f"{value.tensor}_tile" if isinstance(value, Load) else f"{c.name}_operand"
+        read = self._plain_read(e, axes)
+        if read is not None and (verb := self._pack_verb(self.params[read.tensor].dtype, c.dtype)):
+            made = self._buffer(hint, c.dtype, axes)
+            self._pack(verb, made, self._tensor_view(read))
+            return self._stored(made)
         value = self._prepare(value, hint, axes)
         made = self._buffer(hint, c.dtype, axes)
         self._elementwise(made, value)
-        return made
+        return self._stored(made)
+
+    def _pack_verb(self, given: DType, to: DType) -> str:
+        """The copy that makes elements of one type from another; none where it takes more than widening."""
+        if given in (DType.F16, DType.BF16):
+            return f"pack_{given}" if to is DType.F32 else ""
+        integers = given.is_integer and to.is_integer and given.bits <= to.bits
+        return "pack" if integers or given is to or (given, to) == (DType.F32, DType.F64) else ""
+
+    def _pack(self, verb: str, to: Buffer, given: View) -> None:
+        """Lines that copy a part of a tensor into a buffer, its last two axes as rows and columns."""
+        *outer, row, column = ("", *to.axes) if len(to.axes) == 1 else to.axes
+        depth = self.depth
+        self._nest(filter(None, outer))
+        rows = self.axes[row].count if row else "1"
+        texts = [self._matrix(v, row or column, column) for v in (self._stored(to), given)]
+        self.line(f"{verb}({texts[0]}, {texts[1]}, {rows}, {self.axes[column].count})")
+        self.depth = depth
+
+    def _matrix(self, v: View, row: str, column: str) -> str:
+        """A view as an operand: the subscripts of its first element, which dimensions are rows and columns, and how far
+        apart neighbours on the slower of the two lie."""
+        places = v.place(row), v.place(column)
+        texts = []
+        for n, ix in enumerate(v.subscripts):
+            axis = self.axes[ix.axis] if isinstance(ix, AxisIndex) else None
+            if axis is None or not axis.lane:
+                texts.append(self.value(ix).text)
+            elif n in places:
+                texts.append("0" if v.lanes else axis.start)
+            else:
+                texts.append(axis.lane if v.lanes else axis.index)
+        after = v.lengths[min(places) + 1 :]
+        distance = math.prod(x for x in after if x) if all(after) else 0
+        index = f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+        return f"matrix({v.array}, {index}, {places[0]}, {places[1]}, {distance})"
 
     def _multiply(self, p: Product) -> None:
         depth = self.depth
         self._nest(p.outer)
-        views = [self._view(b, p.outer) for b in (p.c, p.a, p.b)]
-        count = {x: self.axes[x].count for x in (p.i, p.j, p.k) if x}
-        if p.i:
-            self.line(f"multiply_add({', '.join(views)}, {count[p.i]}, {count[p.j]}, {count[p.k]})")
-        else:
-            self.line(f"multiply_row({', '.join(views)}, {count[p.j]}, {count[p.k]})")
+        i = p.i or p.j
+        texts = [
+            self._matrix(self._stored(p.c), i, p.j),
+            self._matrix(p.a, p.i or p.k, p.k),
+            self._matrix(p.b, p.k, p.j),
+        ]
+        counts = [self.axes[p.i].count if p.i else "1", self.axes[p.j].count, self.axes[p.k].count]
+        verb = "multiply" if p.fresh else "multiply_onto"
+        self.line(f"{verb}({', '.join((*texts, *counts))})")
         self.depth = depth
 
     def _temporary_dot(self, d: Dot, hint: str) -> Expr:
@@ -330,6 +477,17 @@ class Fold:
         task.line(f"{best} = {x.text}")
         task.line(f"{self.total} = {task.axes[self.reduce.over[0]].index}")
         task.depth -= 1
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and not isinstance(e.value, bool) and e.value == 0
+
+
+def _padded(length: int, dtype: DType) -> int:
+    """Elements from row to row of a buffer: whole vectors on every machine, and no multiple of 1024 bytes, so that rows do
+    not all fall into the same few sets of a cache."""
+    row = -(-length // WHOLE_LANES) * WHOLE_LANES
+    return row + WHOLE_LANES if row * dtype.bytes % 1024 == 0 else row
 
 
 def orders(axes: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -35,8 +35,6 @@ EXPORTS = frozenset(
         "clamp",
         "select",
         "fabs",
-        "multiply_add",
-        "multiply_row",
         "inf",
         "nan",
         "floordiv_float",
@@ -48,8 +46,10 @@ EXPORTS = frozenset(
     | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}
 )
 """Names a generated file may import from the intrinsics."""
-OURS = frozenset({"njit", "run_tasks", "empty", "first", "last", "task"})
-RESERVED = OURS | EXPORTS | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+PRODUCTS = frozenset({"matrix", "multiply", "multiply_onto", "pack", "pack_f16", "pack_bf16"})
+"""Names it may import from the module of products."""
+OURS = frozenset({"njit", "run_tasks", "empty", "first", "last", "task", "workspace", "part"})
+RESERVED = OURS | EXPORTS | PRODUCTS | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
 
 
 def held(dtype: DType) -> DType:
@@ -95,12 +95,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Storage of a tile value for the task in hand. A size is a number, or an extent where an axis is taken whole."""
+    """Storage of a tile value for the task in hand. `sizes` are those of its axes, the last rounded up."""
 
     name: str
     dtype: DType
     axes: tuple[str, ...]
-    sizes: tuple[int | Expr, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

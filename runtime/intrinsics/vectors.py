@@ -347,11 +347,10 @@ sum_lanes, prod_lanes, max_lanes, min_lanes, any_lanes, all_lanes = (
 # ---------------------------------------------------------------- memory
 
 
-def item_pointer(
+def array_item(
     context: Any, b: Builder, kind: Any, array: Any, index_kind: Any, index: Any
-) -> tuple[Any, Any]:
-    """The address of an element and the bytes from it to the next along the last axis; subscripts are not negative and
-    not checked."""
+) -> tuple[Any, list[Any]]:
+    """The address of an element and its array's strides in bytes; subscripts are not negative and not checked."""
     view = _array_model(kind)(context, b, array)
     kinds: list[Any]
     if isinstance(index_kind, types.BaseTuple):
@@ -365,7 +364,7 @@ def item_pointer(
     pointer = _item_pointer(
         context, b, view.data, shape, strides, kind.layout, subscripts, wraparound=False, boundscheck=False
     )
-    return pointer, strides[-1]
+    return pointer, strides
 
 
 def _is_dense(kind: Any) -> bool:
@@ -464,12 +463,12 @@ def _loading(masked: bool) -> Callable[[Any, Any, Any], Any]:
         kind = Vector(x.dtype)
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            pointer, stride = item_pointer(context, b, x, args[0], sig.args[1], args[1])
+            pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
             mask = None
             if masked:
                 mask = first_lanes(b, context.cast(b, args[2], sig.args[2], types.int64), kind.lanes)
             t = context.get_data_type(x.dtype)
-            out = _read(b, pointer, stride, _is_dense(x), t, kind.lanes, mask)
+            out = _read(b, pointer, strides[-1], _is_dense(x), t, kind.lanes, mask)
             return b.icmp_signed("!=", out, constant(out.type, 0)) if x.dtype == types.boolean else out
 
         return kind(x, index, *((_unliteral(n),) if masked else ())), emit
@@ -482,14 +481,14 @@ def _storing(masked: bool) -> Callable[[Any, Any, Any, Any], Any]:
         kind = Vector(x.dtype, v.lanes if is_vector(v) else LANES)
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            pointer, stride = item_pointer(context, b, x, args[0], sig.args[1], args[1])
+            pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
             value = converted(context, b, args[2], sig.args[2], kind)
             if x.dtype == types.boolean:
                 value = b.zext(value, ir.VectorType(I8, kind.lanes))
             mask = None
             if masked:
                 mask = first_lanes(b, context.cast(b, args[3], sig.args[3], types.int64), kind.lanes)
-            _write(b, value, pointer, stride, _is_dense(x), mask)
+            _write(b, value, pointer, strides[-1], _is_dense(x), mask)
             return context.get_dummy_value()
 
         more = (_unliteral(n),) if masked else ()

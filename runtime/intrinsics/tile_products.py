@@ -1,0 +1,472 @@
+"""Products of tiles and the copies that ready their operands, each one LLVM function that a generated module calls.
+
+An operand is a `Matrix`: an address in a buffer or tensor and the distances between its rows and between its columns.
+Distances known when the code is made are part of its type and become immediate offsets.
+
+`multiply(c, a, b, m, n, k)` keeps a block of `c` in registers, one accumulator for each of its vectors, while it walks
+along k: rows of `b` are loaded as vectors, elements of `a` one at a time into all lanes (K. Goto and R. van de Geijn,
+"Anatomy of High-Performance Matrix Multiplication", 2008). Every element of `c` is summed in order of k, whatever block
+it falls into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from .vectors import (
+    I8,
+    I32,
+    I64,
+    REGISTER_BYTES,
+    array_item,
+    broadcast,
+    call,
+    constant,
+    first_lanes,
+    is_float,
+    read_dense,
+    suffix,
+    write_dense,
+)
+
+Builder = Any
+_tools: Any = cgutils
+_register: Any = register_model
+_structure: Any = models.StructModel
+
+BLOCKS = {64: ((8, 4, 1), 2), 32: ((6, 2, 1), 2), 16: ((6, 2, 1), 2)}
+"""By bytes of a register: rows of the blocks of accumulators, greatest first, and vectors in a row. 32 registers hold
+8 x 2 accumulators and what they wait for; 16 hold 6 x 2 (AVX2: all but four)."""
+
+
+class Matrix(types.Type):
+    """Elements in memory with the distance in bytes from row to row and from column to column, None where only the value
+    knows it."""
+
+    def __init__(self, dtype: Any, row: int | None, column: int | None) -> None:
+        self.dtype, self.row, self.column = dtype, row, column
+        super().__init__(name=f"matrix({dtype}, {row}, {column})")
+
+
+@_register(Matrix)
+class _MatrixModel(_structure):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        fields = [("address", types.voidptr), ("row", types.int64), ("column", types.int64)]
+        super().__init__(manager, kind, fields)
+
+
+def _literal(kind: Any) -> int:
+    return int(kind.literal_value)
+
+
+@intrinsic(prefer_literal=True)
+def matrix(typing: Any, x: Any, index: Any, row: Any, column: Any, distance: Any) -> Any:
+    """The part of array `x` that starts at subscripts `index` and runs over its axes number `row` and `column`. Where x is
+    C-contiguous and `distance` is not 0, that many elements lie between neighbours on the one of the two that is not x's
+    last axis."""
+    last, dense, size = x.ndim - 1, x.layout == "C", x.dtype.bitwidth // 8
+    steps = [_literal(row), _literal(column)]
+    known = {last: size} if dense else {}
+    if dense and _literal(distance):
+        known |= {s: _literal(distance) * size for s in steps if s != last}
+    kind = Matrix(x.dtype, *(known.get(s) for s in steps))
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
+        made = _tools.create_struct_proxy(kind)(context, b)
+        made.address = b.bitcast(pointer, I8.as_pointer())
+        made.row, made.column = (strides[s] for s in steps)
+        return made._getvalue()
+
+    return kind(x, index, row, column, distance), emit
+
+
+# ---------------------------------------------------------------- functions of a module
+
+
+@dataclass(frozen=True)
+class Side:
+    """A matrix inside a function: its address, and its distances as i64, constants where they are known."""
+
+    address: Any
+    row: Any
+    column: Any
+
+    def at(self, b: Builder, row: Any, column: Any) -> Side:
+        return Side(_moved(b, self.address, row, self.row, column, self.column), self.row, self.column)
+
+
+def _moved(b: Builder, address: Any, *steps: Any) -> Any:
+    """An address after steps, given as counts and distances in turn."""
+    for count, distance in zip(steps[::2], steps[1::2], strict=True):
+        address = b.gep(address, [b.mul(count, distance)], source_etype=I8)
+    return address
+
+
+def _i64(value: int) -> Any:
+    return ir.Constant(I64, value)
+
+
+def _call_once(
+    context: Any,
+    b: Builder,
+    name: str,
+    kinds: list[Any],
+    args: list[Any],
+    counts: list[Any],
+    write: Callable[..., None],
+) -> Any:
+    """Call the module's function of this name on matrices and i64 counts; `write(builder, sides, counts)` makes its body
+    where the module has none yet."""
+    proxies = [_tools.create_struct_proxy(k)(context, b, value=v) for k, v in zip(kinds, args, strict=True)]
+    flat = [x for p in proxies for x in (p.address, p.row, p.column)] + counts
+    full = f"{name}.{'.'.join(f'{k.dtype}_{k.row}_{k.column}' for k in kinds)}"
+    function = b.module.globals.get(full)
+    if function is None:
+        function = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in flat]), full)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        sides = []
+        for i, k in enumerate(kinds):
+            address, row, column = function.args[3 * i : 3 * i + 3]
+            address.add_attribute("noalias")
+            sides.append(
+                Side(
+                    address,
+                    row if k.row is None else _i64(k.row),
+                    column if k.column is None else _i64(k.column),
+                )
+            )
+        write(inner, sides, list(function.args[3 * len(kinds) :]))
+        inner.ret_void()
+    b.call(function, flat)
+    return context.get_dummy_value()
+
+
+@contextmanager
+def _steps(b: Builder, first: Any, end: Any, step: int) -> Iterator[Any]:
+    """A loop over first, first + step, … while a whole step fits before `end`; yields the index."""
+    head, body, after = (b.append_basic_block(n) for n in ("head", "body", "after"))
+    before = b.block
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(first, before)
+    following = b.add(index, _i64(step))
+    b.cbranch(b.icmp_signed("<=", following, end), body, after)
+    b.position_at_end(body)
+    yield index
+    index.add_incoming(following, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    b._last_index = index
+
+
+# ---------------------------------------------------------------- products
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Writes `c (+)= a · b` for element type `t`; `fresh`: c is not read."""
+
+    t: Any
+    fresh: bool
+
+    @property
+    def lanes(self) -> int:
+        return REGISTER_BYTES // _size(self.t)
+
+    @property
+    def vector(self) -> Any:
+        return ir.VectorType(self.t, self.lanes)
+
+    def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
+        """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
+        c, a, b_ = sides
+        m, n, k = counts
+        rows, wide = BLOCKS[REGISTER_BYTES]
+        done = _i64(0)
+        with _steps(b, done, n, wide * self.lanes) as j:
+            self.rows(b, (c.at(b, _i64(0), j), a, b_.at(b, _i64(0), j)), m, k, rows, wide, None)
+        done = b._last_index
+        rest = b.sub(b.add(n, _i64(self.lanes - 1)), _i64(0))
+        with _steps(b, done, rest, self.lanes) as j:
+            mask = first_lanes(b, b.sub(n, j), self.lanes)
+            self.rows(b, (c.at(b, _i64(0), j), a, b_.at(b, _i64(0), j)), m, k, rows, 1, mask)
+
+    def rows(
+        self,
+        b: Builder,
+        sides: tuple[Side, Side, Side],
+        m: Any,
+        k: Any,
+        rows: tuple[int, ...],
+        wide: int,
+        mask: Any,
+    ) -> None:
+        c, a, b_ = sides
+        done = _i64(0)
+        for count in rows:
+            with _steps(b, done, m, count) as i:
+                self.block(b, c.at(b, i, _i64(0)), a.at(b, i, _i64(0)), b_, k, count, wide, mask)
+            done = b._last_index
+
+    def block(self, b: Builder, c: Side, a: Side, b_: Side, k: Any, rows: int, wide: int, mask: Any) -> None:
+        """One block of accumulators, in registers through the loop along k."""
+        places = [
+            _moved(b, c.address, _i64(i), c.row, _i64(v * self.lanes), _i64(_size(self.t)))
+            for i in range(rows)
+            for v in range(wide)
+        ]
+        zero = constant(self.vector, 0)
+        start = [zero if self.fresh else read_dense(b, p, self.t, self.lanes, mask) for p in places]
+        head, body, after = (b.append_basic_block(n) for n in ("k.head", "k.body", "k.after"))
+        before = b.block
+        b.branch(head)
+        b.position_at_end(head)
+        step = b.phi(I64)
+        step.add_incoming(_i64(0), before)
+        sums = [b.phi(self.vector) for _ in places]
+        for phi, x in zip(sums, start, strict=True):
+            phi.add_incoming(x, before)
+        b.cbranch(b.icmp_signed("<", step, k), body, after)
+        b.position_at_end(body)
+        now = self.products(b, sums, a.at(b, _i64(0), step), b_.at(b, step, _i64(0)), rows, wide, mask)
+        step.add_incoming(b.add(step, _i64(1)), b.block)
+        for phi, x in zip(sums, now, strict=True):
+            phi.add_incoming(x, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        for phi, p in zip(sums, places, strict=True):
+            write_dense(b, phi, p, mask)
+
+    def products(
+        self, b: Builder, sums: list[Any], a: Side, b_: Side, rows: int, wide: int, mask: Any
+    ) -> list[Any]:
+        """The accumulators after one step along k."""
+        size = _i64(_size(self.t))
+        right = [
+            read_dense(b, _moved(b, b_.address, _i64(v * self.lanes), size), self.t, self.lanes, mask)
+            for v in range(wide)
+        ]
+        out = []
+        for i in range(rows):
+            at = b.bitcast(_moved(b, a.address, _i64(i), a.row), self.t.as_pointer())
+            left = broadcast(b, b.load(at, typ=self.t, align=_size(self.t)), self.lanes)
+            out += [_fma(b, left, right[v], sums[i * wide + v]) for v in range(wide)]
+        return out
+
+
+def _fma(b: Builder, x: Any, y: Any, z: Any) -> Any:
+    if not is_float(x.type):
+        return b.add(b.mul(x, y), z)
+    return call(b, f"llvm.fma.{suffix(x.type)}", x.type, [x, y, z])
+
+
+def _size(t: Any) -> int:
+    """Bytes of an LLVM element type."""
+    return 8 if t == ir.DoubleType() else 4 if t == ir.FloatType() else max(1, int(t.width) // 8)
+
+
+def _multiplying(fresh: bool) -> Any:
+    @intrinsic
+    def operation(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any) -> Any:
+        kinds = [c, a, b]
+        if any(x.dtype != c.dtype for x in kinds) or c.column is None or b.column is None:
+            return None
+
+        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+            counts = [
+                context.cast(builder, x, t, types.int64) for x, t in zip(args[3:], sig.args[3:], strict=True)
+            ]
+            write = _Product(context.get_data_type(c.dtype), fresh).body
+            name = "multiply" if fresh else "multiply_onto"
+            return _call_once(context, builder, name, kinds, list(args[:3]), counts, write)
+
+        return types.void(c, a, b, m, n, k), emit
+
+    return operation
+
+
+multiply, multiply_onto = _multiplying(True), _multiplying(False)
+
+
+# ---------------------------------------------------------------- copies
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Writes `to[r, c] = widened(from[r, c])`; columns of `to` are dense. `widen` makes a vector of elements of LLVM type
+    `t` from one of the elements in memory."""
+
+    source: Any
+    t: Any
+    widen: Callable[[Builder, Any], Any]
+
+    @property
+    def lanes(self) -> int:
+        return REGISTER_BYTES // _size(self.t)
+
+    def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
+        """The way that suits where the source is dense: known when the code is made, or else asked at run time."""
+        to, given = sides
+        size = _i64(_size(self.source))
+        if _is_known(given.column, size):
+            self.along(b, to, given, counts)
+        elif _is_known(given.row, size):
+            self.across(b, to, given, counts)
+        else:
+            self.ask(b, to, given, counts, size)
+
+    def ask(self, b: Builder, to: Side, given: Side, counts: list[Any], size: Any) -> None:
+        with b.if_else(b.icmp_signed("==", given.column, size)) as (dense, other):
+            with dense:
+                self.along(b, to, Side(given.address, given.row, size), counts)
+            with other, b.if_else(b.icmp_signed("==", given.row, size)) as (turned, sparse):
+                with turned:
+                    self.across(b, to, Side(given.address, size, given.column), counts)
+                with sparse:
+                    self.singly(b, to, given, counts)
+
+    def read(self, b: Builder, at: Side, mask: Any) -> Any:
+        return self.widen(b, read_dense(b, at.address, self.source, self.lanes, mask))
+
+    def along(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
+        """Row after row; the last vector of a row is filled up with zeros."""
+        rows, columns = counts
+        zero = _i64(0)
+        with _steps(b, zero, rows, 1) as r:
+            with _steps(b, zero, columns, self.lanes) as c:
+                write_dense(b, self.read(b, given.at(b, r, c), None), to.at(b, r, c).address)
+            c = b._last_index
+            with b.if_then(b.icmp_signed("<", c, columns)):
+                mask = first_lanes(b, b.sub(columns, c), self.lanes)
+                write_dense(b, self.read(b, given.at(b, r, c), mask), to.at(b, r, c).address)
+
+    def across(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
+        """A transposition in square blocks, each in registers."""
+        rows, columns = counts
+        whole = _i64(self.lanes)
+        with _steps(b, _i64(0), b.add(rows, _i64(self.lanes - 1)), self.lanes) as r:
+            down = b.sub(rows, r)
+            with _steps(b, _i64(0), b.add(columns, _i64(self.lanes - 1)), self.lanes) as c:
+                over = b.sub(columns, c)
+                full = b.and_(b.icmp_signed(">=", down, whole), b.icmp_signed(">=", over, whole))
+                with b.if_else(full) as (then, otherwise):
+                    with then:
+                        self.square(b, to.at(b, r, c), given.at(b, r, c), None, None)
+                    with otherwise:
+                        self.square(b, to.at(b, r, c), given.at(b, r, c), down, over)
+
+    def square(self, b: Builder, to: Side, given: Side, down: Any, over: Any) -> None:
+        """A block of `lanes` rows and columns, of which the first `down` and `over` exist (None: all)."""
+        mask = None if down is None else first_lanes(b, down, self.lanes)
+        columns = []
+        for c in range(self.lanes):
+            there = mask
+            if over is not None:
+                exists = b.icmp_signed("<", _i64(c), over)
+                there = b.and_(mask, broadcast(b, exists, self.lanes))
+            columns.append(self.read(b, given.at(b, _i64(0), _i64(c)), there))
+        for r, row in enumerate(transposed(b, columns)):
+            if down is None:
+                write_dense(b, row, to.at(b, _i64(r), _i64(0)).address)
+            else:
+                with b.if_then(b.icmp_signed("<", _i64(r), down)):
+                    write_dense(b, row, to.at(b, _i64(r), _i64(0)).address)
+
+    def singly(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
+        """Element by element, where neither rows nor columns are dense."""
+        rows, columns = counts
+        one = ir.VectorType(self.source, 1)
+        with _steps(b, _i64(0), rows, 1) as r, _steps(b, _i64(0), columns, 1) as c:
+            at = b.bitcast(given.at(b, r, c).address, one.as_pointer())
+            value = self.widen(b, b.load(at, typ=one, align=_size(self.source)))
+            write_dense(b, value, to.at(b, r, c).address)
+
+
+def transposed(b: Builder, rows: list[Any]) -> list[Any]:
+    """The transpose of as many vectors as one has lanes: in step d elements d lanes apart change places between rows d
+    apart."""
+    lanes = len(rows)
+    distance = 1
+    while distance < lanes:
+        rows = list(rows)
+        for i in (i for i in range(lanes) if not i & distance):
+            x, y = rows[i], rows[i + distance]
+            low = [j if not j & distance else lanes + j - distance for j in range(lanes)]
+            high = [j + distance if not j & distance else lanes + j for j in range(lanes)]
+            rows[i], rows[i + distance] = (b.shuffle_vector(x, y, _places(p)) for p in (low, high))
+        distance *= 2
+    return rows
+
+
+def _places(lanes: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, j) for j in lanes])
+
+
+def _is_known(distance: Any, size: Any) -> bool:
+    return isinstance(distance, ir.Constant) and distance.constant == size.constant
+
+
+def _same(b: Builder, x: Any) -> Any:
+    return x
+
+
+def _from_bf16(b: Builder, x: Any) -> Any:
+    lanes = x.type.count
+    wide = b.shl(b.zext(x, ir.VectorType(I32, lanes)), constant(ir.VectorType(I32, lanes), 16))
+    return b.bitcast(wide, ir.VectorType(ir.FloatType(), lanes))
+
+
+def _from_f16(b: Builder, x: Any) -> Any:
+    lanes = x.type.count
+    return b.fpext(b.bitcast(x, ir.VectorType(ir.HalfType(), lanes)), ir.VectorType(ir.FloatType(), lanes))
+
+
+def _widened(source: Any, to: Any) -> Callable[[Builder, Any], Any] | None:
+    """How elements of a matrix become those of a wider one of the same kind; None where they do not."""
+    if source == to:
+        return _same
+    integers = isinstance(source, types.Integer) and isinstance(to, types.Integer)
+    if integers and source.bitwidth < to.bitwidth:
+        t = ir.IntType(to.bitwidth)
+        extend = "sext" if source.signed else "zext"
+        return lambda b, x: getattr(b, extend)(x, ir.VectorType(t, x.type.count))
+    if source == types.float32 and to == types.float64:
+        return lambda b, x: b.fpext(x, ir.VectorType(ir.DoubleType(), x.type.count))
+    return None
+
+
+def _packing(widen: Callable[[Builder, Any], Any] | None) -> Any:
+    @intrinsic
+    def operation(typing: Any, to: Any, given: Any, rows: Any, columns: Any) -> Any:
+        way = _widened(given.dtype, to.dtype) if widen is None else widen
+        if way is None or to.column is None:
+            return None
+
+        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+            counts = [
+                context.cast(builder, x, t, types.int64) for x, t in zip(args[2:], sig.args[2:], strict=True)
+            ]
+            write = _Pack(context.get_data_type(given.dtype), context.get_data_type(to.dtype), way).body
+            name = "pack" if widen is None else f"pack{widen.__name__}"
+            return _call_once(context, builder, name, [to, given], list(args[:2]), counts, write)
+
+        return types.void(to, given, rows, columns), emit
+
+    return operation
+
+
+pack, pack_bf16, pack_f16 = _packing(None), _packing(_from_bf16), _packing(_from_f16)
+"""`pack(to, given, rows, columns)`: a copy in which columns are dense, and elements wide enough to compute with. What a
+row has beyond its columns, up to a whole vector, may be written."""
