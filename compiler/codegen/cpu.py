@@ -17,12 +17,13 @@ from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, PRODUCTS, Buffer, Signature
+from .numba_text import EXPORTS, PRODUCTS, STORAGE, Buffer, Signature
 from .placement import distinct
 
 THREADS = "tileloom.runtime.threads"
 MODULES = {
     "tileloom.runtime.intrinsics.cpu": EXPORTS,
+    "tileloom.runtime.intrinsics.storage": STORAGE,
     "tileloom.runtime.intrinsics.tile_products": PRODUCTS,
 }
 """What generated source may import, by module."""
@@ -35,7 +36,6 @@ def generate(module: TileModule, target: Target | None = None) -> str:
     body = [line for p in module.programs for line in written.program(p)]
     used = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.split("#")[0] for line in body)))
     head = [f'"""Module `{module.name}` for the CPU, written by tileloom."""', "", "from numba import njit"]
-    head += ["from numpy import empty"] if "empty" in used else []
     head += [line for where, names in MODULES.items() for line in _imports(where, sorted(used & names))]
     head += [f"from {THREADS} import run_tasks"] if "run_tasks" in used else []
     constants = [f"{name} = {value}" for (_, value), name in written.constants.items() if name in used]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .cpu_values import Product, Values
-from .numba_text import HELD, Axis, Buffer, Code, Inline, Signature, Variable, held
+from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
 from .placement import depends_on_data, inlined, merge
 
 
@@ -96,13 +97,18 @@ class Task(Values):
         bounds = ("first", "last") if self.parallel else ()
         head = ['@njit(nogil=True, error_model="numpy")']
         head.append(f"def {self.name}({', '.join(filter(None, (*bounds, self.signature.arguments)))}):")
-        self._written = Function(
-            (*head, *map(self._allocation, self.buffers), *self.lines), tuple(self.buffers)
-        )
+        self._written = Function((*head, *self._allocations(), *self.lines), tuple(self.buffers))
 
-    def _allocation(self, b: Buffer) -> str:
-        shape = str(b.sizes if len(b.sizes) > 1 else b.sizes[0])
-        return f"    {b.name} = empty({shape}, {HELD[b.dtype]})  # {b.dtype}[{', '.join(b.axes)}]"
+    def _allocations(self) -> list[str]:
+        """Lines that lay the buffers out, one after another in one allocation."""
+        lines, end = [], 0
+        for b in self.buffers:
+            shape = str(b.sizes if len(b.sizes) > 1 else b.sizes[0])
+            lines.append(
+                f"    {b.name} = part(space, {end}, {HELD[b.dtype]}, {shape})  # {b.dtype}[{', '.join(b.axes)}]"
+            )
+            end += -(-math.prod(b.sizes) * b.dtype.bytes // LINE_BYTES) * LINE_BYTES
+        return [f"    space = workspace({end})", *lines] if lines else []
 
     def _divide(self) -> None:
         """Open the loop over tasks and find the position on each axis, the last one fastest."""

@@ -26,6 +26,8 @@ CALLS = {
     "rsqrt": "rsqrt", "pow": "power",
 }  # fmt: skip
 BY_TYPE = frozenset({"exp", "exp2", "log", "log2", "tanh", "erf"})
+LINE_BYTES = 64
+"""What the start of a buffer is a multiple of: a cache line."""
 LOWEST = {DType.F64: -math.inf, DType.F32: -math.inf, DType.I64: -(2**63), DType.I32: -(2**31)}
 HIGHEST = {DType.F64: math.inf, DType.F32: math.inf, DType.I64: 2**63 - 1, DType.I32: 2**31 - 1}
 ROWS = {"sum": "sum_of", "max": "max_of", "min": "min_of"}
@@ -48,8 +50,10 @@ EXPORTS = frozenset(
 """Names a generated file may import from the intrinsics."""
 PRODUCTS = frozenset({"matrix", "multiply", "multiply_onto", "pack", "pack_f16", "pack_bf16"})
 """Names it may import from the module of products."""
-OURS = frozenset({"njit", "run_tasks", "empty", "first", "last", "task", "workspace", "part"})
-RESERVED = OURS | EXPORTS | PRODUCTS | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+STORAGE = frozenset({"workspace", "part"})
+"""Names it may import from the module of storage."""
+OURS = frozenset({"njit", "run_tasks", "space", "first", "last", "task"})
+RESERVED = OURS | EXPORTS | PRODUCTS | STORAGE | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
 
 
 def held(dtype: DType) -> DType:

@@ -42,6 +42,8 @@ _tools: Any = cgutils
 _register: Any = register_model
 _structure: Any = models.StructModel
 
+ROWS_AHEAD = 12
+"""How many rows ahead a copy asks for memory: rows of a large matrix lie pages apart, where hardware does not look."""
 BLOCKS = {64: ((8, 4, 1), 2), 32: ((6, 2, 1), 2), 16: ((6, 2, 1), 2)}
 """By bytes of a register: rows of the blocks of accumulators, greatest first, and vectors in a row. 32 registers hold
 8 x 2 accumulators and what they wait for; 16 hold 6 x 2 (AVX2: all but four)."""
@@ -346,6 +348,7 @@ class _Pack:
         zero = _i64(0)
         with _steps(b, zero, rows, 1) as r:
             with _steps(b, zero, columns, self.lanes) as c:
+                _prefetch(b, given.at(b, b.add(r, _i64(ROWS_AHEAD)), c).address)
                 write_dense(b, self.read(b, given.at(b, r, c), None), to.at(b, r, c).address)
             c = b._last_index
             with b.if_then(b.icmp_signed("<", c, columns)):
@@ -412,6 +415,11 @@ def transposed(b: Builder, rows: list[Any]) -> list[Any]:
 
 def _places(lanes: list[int]) -> Any:
     return ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, j) for j in lanes])
+
+
+def _prefetch(b: Builder, address: Any) -> None:
+    """Ask for a cache line that will be read soon; an address outside of all memory does nothing (LLVM, llvm.prefetch)."""
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [address, *(ir.Constant(I32, x) for x in (0, 3, 1))])
 
 
 def _is_known(distance: Any, size: Any) -> bool:
