@@ -26,7 +26,7 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
-from .cpu_values import Product, Values
+from .cpu_values import Product, Values, is_zero
 from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
 from .placement import depends_on_data, inlined, merge
 
@@ -190,10 +190,12 @@ class Task(Values):
             self.line(f"{axis.start} = max({axis.origin}, {self.scalar(a.lo).text}, 0)")
         self.line(f"{axis.count} = min({axis.origin} + {a.tile}, {self._end(a).text}) - {axis.start}")
 
-    def _loop(self, a: LoopAxis, reverse: bool = False) -> None:
-        """Open a serial loop over the steps of an axis."""
+    def _loop(self, a: LoopAxis, reverse: bool = False, at_least_once: bool = False) -> None:
+        """Open a serial loop over the steps of an axis; `at_least_once` gives an empty one a step without lanes."""
         axis = self._bind(a)
         first, end = self._first(a).text, self._end(a).text
+        if at_least_once:
+            end = f"max({end}, 1)"
         if reverse:
             last = f"{first} + ({self._tiles(a).text} - 1) * {a.tile or 1}"
             self.open(f"for {axis.origin} in range({last}, {first} - 1, -{a.tile or 1}):")
@@ -266,27 +268,43 @@ class Task(Values):
     # -- loops with carried values
 
     def _for(self, s: For) -> None:
-        places = []
-        for c in s.carries:
+        places = [self._declare(c.name, c.type) for c in s.carries]
+        overwrites = self._first_step_overwrites(s)
+        for c, place in zip(s.carries, places, strict=True):
             init = self._expand(c.init)
-            if c.type.axes:
-                place = self._declare(c.name, c.type)
-                assert isinstance(place, Buffer)
-                self._fill(place, init, c.name)
-            else:
+            if isinstance(place, Variable):
                 code = self._convert(self.value(self._prepare(init, c.name, ())), c.type.dtype)
-                place = self._declare(c.name, c.type)
                 self.line(f"{place.name} = {code.text}")
-            places.append(place)
+            elif not overwrites:
+                self._fill(place, init, c.name)
         depth = self.depth
-        self._loop(s.axis, s.reverse)
+        self._loop(s.axis, s.reverse, at_least_once=overwrites)
         self._body(s.body)
-        self._update(s.carries, s.yields)
+        fresh = f"{self.axes[s.axis.name].origin} == 0" if overwrites else "False"
+        self._update(s.carries, s.yields, fresh)
         self.depth = depth
 
-    def _update(self, carries: tuple[Carry, ...], yields: tuple[Expr, ...]) -> None:
-        """Replace all carried values at once: products and reductions are taken first, then each carry is overwritten
-        when no other update still reads it; in a cycle one waits in a copy."""
+    def _first_step_overwrites(self, s: For) -> bool:
+        """Does the loop only add products to one value that starts at zero? Then its first step can set it."""
+        if (
+            len(s.carries) != 1
+            or s.reverse
+            or s.axis.tile is None
+            or s.axis.lo is not None
+            or s.axis.hi is not None
+        ):
+            return False
+        (c,), (y,) = s.carries, s.yields
+        place = self.places[c.name]
+        if not isinstance(place, Buffer) or not is_zero(self._expand(c.init)):
+            return False
+        base, products = self._split(place, y)
+        plain = isinstance(base, Name) and base.name == c.name
+        return plain and bool(products) and set(products[0].over) == {s.axis.name}
+
+    def _update(self, carries: tuple[Carry, ...], yields: tuple[Expr, ...], fresh: str) -> None:
+        """Replace all carried values at once (where `fresh` holds, they have none yet): products and reductions are taken
+        first, then each carry is overwritten when no other update still reads it; in a cycle one waits in a copy."""
         pending: dict[str, Update] = {}
         for c, y in zip(carries, yields, strict=True):
             value = self._expand(y)
@@ -299,7 +317,7 @@ class Task(Values):
             ]
             update = pending.pop(free[0] if free else next(iter(pending)))
             if free:
-                self._apply(update, update.place)
+                self._apply(update, update.place, fresh)
             else:
                 late.append((update, self._postpone(update)))
         for update, temporary in late:
@@ -314,13 +332,13 @@ class Task(Values):
         reads = {x.name for x in subexpressions(base) if isinstance(x, Name)}
         return Update(c.name, place, base, tuple(ready), frozenset(reads))
 
-    def _apply(self, u: Update, place: Buffer | Variable) -> None:
+    def _apply(self, u: Update, place: Buffer | Variable, fresh: str = "False") -> None:
         if isinstance(place, Variable):
             self.line(f"{place.name} = {self._convert(self.value(u.base), place.dtype).text}")
             return
         self._elementwise(place, u.base)
-        for p in u.products:
-            self._multiply(replace(p, c=place))
+        for n, p in enumerate(u.products):
+            self._multiply(replace(p, c=place, fresh="False" if n else fresh))
 
     def _postpone(self, u: Update) -> str:
         if isinstance(u.place, Variable):

@@ -16,6 +16,7 @@ from ..tile_ir import (
     Dot,
     Expr,
     ExtentRef,
+    Fill,
     Load,
     Name,
     Reduce,
@@ -39,6 +40,8 @@ from .numba_text import (
 )
 from .placement import Steps, depends_on_data, rebuild, run, transform
 
+PANEL_COLUMNS = 32
+"""Columns of the panels that products copy: what the accumulators of one row hold, on the machine with the widest."""
 WHOLE_LANES = 16
 """A multiple of the number of elements that one vector holds anywhere."""
 
@@ -60,7 +63,10 @@ class View:
 
 @dataclass(frozen=True)
 class Product:
-    """`c[…, i, j] += a[…, i, k] · b[…, k, j]` at every position of the outer axes; `fresh`: c has no value before."""
+    """`c[…, i, j] += a[…, i, k] · b[…, k, j]` at every position of the outer axes.
+
+    `verb` is the function that computes it; one that packs copies panels of b into `panel`. `fresh` is Python text of when
+    c has no value before."""
 
     c: Buffer
     a: View
@@ -69,7 +75,9 @@ class Product:
     i: str | None
     j: str
     k: str
-    fresh: bool = False
+    verb: str
+    panel: Buffer | None
+    fresh: str = "False"
 
     @property
     def overwrites(self) -> bool:
@@ -83,6 +91,7 @@ class Values(Expressions):
     def __init__(self, signature: Signature) -> None:
         super().__init__(signature)
         self.buffers: list[Buffer] = []
+        self._panels: list[Buffer] = []
         self._last_nest: tuple[tuple[str, ...], int, int] | None = None
 
     def _declare(self, name: str, type_: TileType) -> Buffer | Variable:
@@ -149,8 +158,8 @@ class Values(Expressions):
         """Compute a tile value into its buffer; products accumulate there directly."""
         base, products = self._split(place, value)
         ready = [self._operands(place, p, set()) for p in products]
-        if ready and _is_zero(base) and ready[0].overwrites:
-            ready[0] = replace(ready[0], fresh=True)
+        if ready and is_zero(base) and ready[0].overwrites:
+            ready[0] = replace(ready[0], fresh="True")
         else:
             base = self._prepare(
                 base if products else self._dot_in_place(place, base, hint), hint, place.axes
@@ -247,8 +256,22 @@ class Values(Expressions):
         k = d.over[-1]
         outer = (*(x for x in c.axes if x not in (i, j)), *d.over[:-1])
         left = self._left(a, (*self._shared(a, outer), *([i] if i else []), k), c, carries)
-        right = self._packed(b, (*self._shared(b, outer), k, j), c, carries)
-        return Product(c, left, right, outer, i, j, k)
+        axes = (*self._shared(b, outer), k, j)
+        read = self._plain_read(b, axes)
+        if read is not None and (verb := pack_verb(self.params[read.tensor].dtype, c.dtype)):
+            verb, panel = verb.replace("pack", "multiply_packing"), self._panel(c.dtype, k, j)
+            return Product(c, left, self._tensor_view(read), outer, i, j, k, verb, panel)
+        return Product(c, left, self._packed(b, axes, c, carries), outer, i, j, k, "multiply", None)
+
+    def _panel(self, dtype: DType, k: str, j: str) -> Buffer:
+        """Where products copy panels of an operand; one at a time, so those with the same steps share it."""
+        sizes = self._number(self.axes[k].size), PANEL_COLUMNS
+        found = next((b for b in self._panels if b.dtype is dtype and b.sizes == sizes), None)
+        if found is None:
+            found = Buffer(self.names.new("panel"), dtype, (k, j), sizes)
+            self._panels.append(found)
+            self.buffers.append(found)
+        return found
 
     def _shared(self, e: Expr, outer: tuple[str, ...]) -> list[str]:
         own = self.types.of(e).axes
@@ -309,7 +332,7 @@ class Values(Expressions):
                 return self._stored(place)
         hint = f"{value.tensor}_tile" if isinstance(value, Load) else f"{c.name}_operand"
         read = self._plain_read(e, axes)
-        if read is not None and (verb := self._pack_verb(self.params[read.tensor].dtype, c.dtype)):
+        if read is not None and (verb := pack_verb(self.params[read.tensor].dtype, c.dtype)):
             made = self._buffer(hint, c.dtype, axes)
             self._pack(verb, made, self._tensor_view(read))
             return self._stored(made)
@@ -317,13 +340,6 @@ class Values(Expressions):
         made = self._buffer(hint, c.dtype, axes)
         self._elementwise(made, value)
         return self._stored(made)
-
-    def _pack_verb(self, given: DType, to: DType) -> str:
-        """The copy that makes elements of one type from another; none where it takes more than widening."""
-        if given in (DType.F16, DType.BF16):
-            return f"pack_{given}" if to is DType.F32 else ""
-        integers = given.is_integer and to.is_integer and given.bits <= to.bits
-        return "pack" if integers or given is to or (given, to) == (DType.F32, DType.F64) else ""
 
     def _pack(self, verb: str, to: Buffer, given: View) -> None:
         """Lines that copy a part of a tensor into a buffer, its last two axes as rows and columns."""
@@ -357,14 +373,20 @@ class Values(Expressions):
         depth = self.depth
         self._nest(p.outer)
         i = p.i or p.j
-        texts = [
-            self._matrix(self._stored(p.c), i, p.j),
-            self._matrix(p.a, p.i or p.k, p.k),
-            self._matrix(p.b, p.k, p.j),
-        ]
-        counts = [self.axes[p.i].count if p.i else "1", self.axes[p.j].count, self.axes[p.k].count]
-        verb = "multiply" if p.fresh else "multiply_onto"
-        self.line(f"{verb}({', '.join((*texts, *counts))})")
+        operands = [(self._stored(p.c), i, p.j), (p.a, p.i or p.k, p.k), (p.b, p.k, p.j)]
+        copied = ""
+        if p.panel is not None:
+            operands.append((self._stored(p.panel), p.k, p.j))
+            copied = f", panels of {p.b.array} copied on the way"
+        sign = "=" if p.fresh == "True" else "+="
+        counts = [self.axes[p.i].count if p.i else "1", self.axes[p.j].count, self.axes[p.k].count, p.fresh]
+        self.line(f"# {p.c.name} {sign} {p.a.array} · {p.b.array} over {p.k}{copied}")
+        self.open(f"{p.verb}(")
+        for view, row, column in operands:
+            self.line(f"{self._matrix(view, row, column)},")
+        self.line(f"{', '.join(counts)},")
+        self.depth -= 1
+        self.line(")")
         self.depth = depth
 
     def _temporary_dot(self, d: Dot, hint: str) -> Expr:
@@ -479,7 +501,17 @@ class Fold:
         task.depth -= 1
 
 
-def _is_zero(e: Expr) -> bool:
+def pack_verb(given: DType, to: DType) -> str:
+    """The copy that makes elements of one type from another; none where it takes more than widening."""
+    if given in (DType.F16, DType.BF16):
+        return f"pack_{given}" if to is DType.F32 else ""
+    integers = given.is_integer and to.is_integer and given.bits <= to.bits
+    return "pack" if integers or given is to or (given, to) == (DType.F32, DType.F64) else ""
+
+
+def is_zero(e: Expr) -> bool:
+    """Is it zero everywhere?"""
+    e = e.value if isinstance(e, Fill) else e
     return isinstance(e, Const) and not isinstance(e.value, bool) and e.value == 0
 
 

@@ -48,7 +48,10 @@ EXPORTS = frozenset(
     | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}
 )
 """Names a generated file may import from the intrinsics."""
-PRODUCTS = frozenset({"matrix", "multiply", "multiply_onto", "pack", "pack_f16", "pack_bf16"})
+PRODUCTS = frozenset(
+    {"matrix", "multiply", "multiply_packing", "multiply_packing_f16", "multiply_packing_bf16"}
+    | {"pack", "pack_f16", "pack_bf16", "unpack"}
+)
 """Names it may import from the module of products."""
 STORAGE = frozenset({"workspace", "part"})
 """Names it may import from the module of storage."""

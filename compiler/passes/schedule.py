@@ -47,7 +47,7 @@ class TileSizes:
 
 
 CPU_TILES = TileSizes(
-    row=64, column=128, inner=256, query=64, key=128, line=1024, lines=4, flat=1024, volume=1 << 16
+    row=192, column=512, inner=256, query=64, key=128, line=1024, lines=4, flat=1024, volume=1 << 17
 )
 CUDA_TILES = TileSizes(
     row=64, column=64, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 12

@@ -3,8 +3,8 @@
 An operand is a `Matrix`: an address in a buffer or tensor and the distances between its rows and between its columns.
 Distances known when the code is made are part of its type and become immediate offsets.
 
-`multiply(c, a, b, m, n, k)` keeps a block of `c` in registers, one accumulator for each of its vectors, while it walks
-along k: rows of `b` are loaded as vectors, elements of `a` one at a time into all lanes (K. Goto and R. van de Geijn,
+`multiply(c, a, b, m, n, k, fresh)` keeps a block of `c` in registers, one accumulator for each of its vectors, while it
+walks along k: rows of `b` are loaded as vectors, elements of `a` one at a time into all lanes (K. Goto and R. van de Geijn,
 "Anatomy of High-Performance Matrix Multiplication", 2008). Every element of `c` is summed in order of k, whatever block
 it falls into.
 """
@@ -42,8 +42,6 @@ _tools: Any = cgutils
 _register: Any = register_model
 _structure: Any = models.StructModel
 
-ROWS_AHEAD = 12
-"""How many rows ahead a copy asks for memory: rows of a large matrix lie pages apart, where hardware does not look."""
 BLOCKS = {64: ((8, 4, 1), 2), 32: ((6, 2, 1), 2), 16: ((6, 2, 1), 2)}
 """By bytes of a register: rows of the blocks of accumulators, greatest first, and vectors in a row. 32 registers hold
 8 x 2 accumulators and what they wait for; 16 hold 6 x 2 (AVX2: all but four)."""
@@ -140,7 +138,6 @@ def _call_once(
         sides = []
         for i, k in enumerate(kinds):
             address, row, column = function.args[3 * i : 3 * i + 3]
-            address.add_attribute("noalias")
             sides.append(
                 Side(
                     address,
@@ -178,10 +175,11 @@ def _steps(b: Builder, first: Any, end: Any, step: int) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _Product:
-    """Writes `c (+)= a · b` for element type `t`; `fresh`: c is not read."""
+    """Writes `c (+)= a · b` for element type `t`. `pack` readies panels of b, which then lies anywhere; without it b's
+    columns are dense."""
 
     t: Any
-    fresh: bool
+    pack: _Pack | None
 
     @property
     def lanes(self) -> int:
@@ -193,44 +191,76 @@ class _Product:
 
     def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
-        c, a, b_ = sides
-        m, n, k = counts
+        c, a, right = sides[:3]
+        m, n, k, fresh = counts
         rows, wide = BLOCKS[REGISTER_BYTES]
-        done = _i64(0)
-        with _steps(b, done, n, wide * self.lanes) as j:
-            self.rows(b, (c.at(b, _i64(0), j), a, b_.at(b, _i64(0), j)), m, k, rows, wide, None)
-        done = b._last_index
-        rest = b.sub(b.add(n, _i64(self.lanes - 1)), _i64(0))
-        with _steps(b, done, rest, self.lanes) as j:
-            mask = first_lanes(b, b.sub(n, j), self.lanes)
-            self.rows(b, (c.at(b, _i64(0), j), a, b_.at(b, _i64(0), j)), m, k, rows, 1, mask)
+        count = wide * self.lanes
+        with _steps(b, _i64(0), b.add(n, _i64(count - 1)), count) as j:
+            left = b.sub(n, j)
+            width = b.select(b.icmp_signed("<", left, _i64(count)), left, _i64(count))
+            panel = right.at(b, _i64(0), j)
+            if self.pack is not None:
+                self.pack.body(b, [sides[3], panel], [k, width])
+                panel = sides[3]
+            out = c.at(b, _i64(0), j)
+            with b.if_else(b.icmp_signed("==", width, _i64(count))) as (whole, rest):
+                with whole:
+                    following = right.at(b, _i64(0), b.add(j, _i64(count))) if self.pack is not None else None
+                    self.rows(b, (out, a, panel), (m, k, fresh), rows, wide, None, following)
+                with rest, _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
+                    mask = first_lanes(b, b.sub(width, v), self.lanes)
+                    narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
+                    self.rows(b, narrow, (m, k, fresh), rows, 1, mask)
 
     def rows(
         self,
         b: Builder,
         sides: tuple[Side, Side, Side],
-        m: Any,
-        k: Any,
+        counts: tuple[Any, Any, Any],
         rows: tuple[int, ...],
         wide: int,
         mask: Any,
+        following: Side | None = None,
     ) -> None:
-        c, a, b_ = sides
+        c, a, right = sides
+        m, k, fresh = counts
         done = _i64(0)
+        if following is not None:
+            first = b.select(b.icmp_signed("<", m, _i64(rows[0])), _i64(0), _i64(rows[0]))
+            with _steps(b, done, first, rows[0]) as i:
+                places = self.places(b, c.at(b, i, _i64(0)), rows[0], wide)
+                self.block(b, places, a.at(b, i, _i64(0)), right, (k, fresh), wide, mask, following)
+            done = b._last_index
         for count in rows:
             with _steps(b, done, m, count) as i:
-                self.block(b, c.at(b, i, _i64(0)), a.at(b, i, _i64(0)), b_, k, count, wide, mask)
+                places = self.places(b, c.at(b, i, _i64(0)), count, wide)
+                self.block(b, places, a.at(b, i, _i64(0)), right, (k, fresh), wide, mask, None)
             done = b._last_index
 
-    def block(self, b: Builder, c: Side, a: Side, b_: Side, k: Any, rows: int, wide: int, mask: Any) -> None:
-        """One block of accumulators, in registers through the loop along k."""
-        places = [
-            _moved(b, c.address, _i64(i), c.row, _i64(v * self.lanes), _i64(_size(self.t)))
+    def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Any]:
+        """Addresses of the vectors of a block, row by row."""
+        size = _i64(_size(self.t))
+        return [
+            _moved(b, c.address, _i64(i), c.row, _i64(v * self.lanes), size)
             for i in range(rows)
             for v in range(wide)
         ]
+
+    def block(
+        self,
+        b: Builder,
+        places: list[Any],
+        a: Side,
+        right: Side,
+        counts: tuple[Any, Any],
+        wide: int,
+        mask: Any,
+        following: Side | None,
+    ) -> None:
+        """One block of accumulators, in registers through the loop along k."""
+        k, fresh = counts
         zero = constant(self.vector, 0)
-        start = [zero if self.fresh else read_dense(b, p, self.t, self.lanes, mask) for p in places]
+        start = [b.select(fresh, zero, read_dense(b, p, self.t, self.lanes, mask)) for p in places]
         head, body, after = (b.append_basic_block(n) for n in ("k.head", "k.body", "k.after"))
         before = b.block
         b.branch(head)
@@ -242,7 +272,12 @@ class _Product:
             phi.add_incoming(x, before)
         b.cbranch(b.icmp_signed("<", step, k), body, after)
         b.position_at_end(body)
-        now = self.products(b, sums, a.at(b, _i64(0), step), b_.at(b, step, _i64(0)), rows, wide, mask)
+        if following is not None and len(places) > 8:
+            for v in range(wide):
+                at = following.at(b, step, _i64(0))
+                line = _moved(b, at.address, _i64(v * self.lanes), _i64(_size(self.t)))
+                call(b, "llvm.prefetch.p0", ir.VoidType(), [line, *(ir.Constant(I32, x) for x in (0, 2, 1))])
+        now = self.products(b, sums, a.at(b, _i64(0), step), right.at(b, step, _i64(0)), wide, mask)
         step.add_incoming(b.add(step, _i64(1)), b.block)
         for phi, x in zip(sums, now, strict=True):
             phi.add_incoming(x, b.block)
@@ -251,20 +286,19 @@ class _Product:
         for phi, p in zip(sums, places, strict=True):
             write_dense(b, phi, p, mask)
 
-    def products(
-        self, b: Builder, sums: list[Any], a: Side, b_: Side, rows: int, wide: int, mask: Any
-    ) -> list[Any]:
+    def products(self, b: Builder, sums: list[Any], a: Side, right: Side, wide: int, mask: Any) -> list[Any]:
         """The accumulators after one step along k."""
         size = _i64(_size(self.t))
-        right = [
-            read_dense(b, _moved(b, b_.address, _i64(v * self.lanes), size), self.t, self.lanes, mask)
+        there = None if self.pack is not None else mask  # panels are whole vectors
+        vectors = [
+            read_dense(b, _moved(b, right.address, _i64(v * self.lanes), size), self.t, self.lanes, there)
             for v in range(wide)
         ]
         out = []
-        for i in range(rows):
+        for i in range(len(sums) // wide):
             at = b.bitcast(_moved(b, a.address, _i64(i), a.row), self.t.as_pointer())
             left = broadcast(b, b.load(at, typ=self.t, align=_size(self.t)), self.lanes)
-            out += [_fma(b, left, right[v], sums[i * wide + v]) for v in range(wide)]
+            out += [_fma(b, left, vectors[v], sums[i * wide + v]) for v in range(wide)]
         return out
 
 
@@ -279,40 +313,18 @@ def _size(t: Any) -> int:
     return 8 if t == ir.DoubleType() else 4 if t == ir.FloatType() else max(1, int(t.width) // 8)
 
 
-def _multiplying(fresh: bool) -> Any:
-    @intrinsic
-    def operation(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any) -> Any:
-        kinds = [c, a, b]
-        if any(x.dtype != c.dtype for x in kinds) or c.column is None or b.column is None:
-            return None
-
-        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-            counts = [
-                context.cast(builder, x, t, types.int64) for x, t in zip(args[3:], sig.args[3:], strict=True)
-            ]
-            write = _Product(context.get_data_type(c.dtype), fresh).body
-            name = "multiply" if fresh else "multiply_onto"
-            return _call_once(context, builder, name, kinds, list(args[:3]), counts, write)
-
-        return types.void(c, a, b, m, n, k), emit
-
-    return operation
-
-
-multiply, multiply_onto = _multiplying(True), _multiplying(False)
-
-
 # ---------------------------------------------------------------- copies
 
 
 @dataclass(frozen=True)
 class _Pack:
     """Writes `to[r, c] = widened(from[r, c])`; columns of `to` are dense. `widen` makes a vector of elements of LLVM type
-    `t` from one of the elements in memory."""
+    `t` from one of the elements in memory. `exact`: whole vectors are not written where a row ends before them."""
 
     source: Any
     t: Any
     widen: Callable[[Builder, Any], Any]
+    exact: bool
 
     @property
     def lanes(self) -> int:
@@ -348,12 +360,12 @@ class _Pack:
         zero = _i64(0)
         with _steps(b, zero, rows, 1) as r:
             with _steps(b, zero, columns, self.lanes) as c:
-                _prefetch(b, given.at(b, b.add(r, _i64(ROWS_AHEAD)), c).address)
                 write_dense(b, self.read(b, given.at(b, r, c), None), to.at(b, r, c).address)
             c = b._last_index
             with b.if_then(b.icmp_signed("<", c, columns)):
                 mask = first_lanes(b, b.sub(columns, c), self.lanes)
-                write_dense(b, self.read(b, given.at(b, r, c), mask), to.at(b, r, c).address)
+                filled = self.read(b, given.at(b, r, c), mask)
+                write_dense(b, filled, to.at(b, r, c).address, mask if self.exact else None)
 
     def across(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
         """A transposition in square blocks, each in registers."""
@@ -380,12 +392,13 @@ class _Pack:
                 exists = b.icmp_signed("<", _i64(c), over)
                 there = b.and_(mask, broadcast(b, exists, self.lanes))
             columns.append(self.read(b, given.at(b, _i64(0), _i64(c)), there))
+        there = first_lanes(b, over, self.lanes) if over is not None and self.exact else None
         for r, row in enumerate(transposed(b, columns)):
             if down is None:
                 write_dense(b, row, to.at(b, _i64(r), _i64(0)).address)
             else:
                 with b.if_then(b.icmp_signed("<", _i64(r), down)):
-                    write_dense(b, row, to.at(b, _i64(r), _i64(0)).address)
+                    write_dense(b, row, to.at(b, _i64(r), _i64(0)).address, there)
 
     def singly(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
         """Element by element, where neither rows nor columns are dense."""
@@ -415,11 +428,6 @@ def transposed(b: Builder, rows: list[Any]) -> list[Any]:
 
 def _places(lanes: list[int]) -> Any:
     return ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, j) for j in lanes])
-
-
-def _prefetch(b: Builder, address: Any) -> None:
-    """Ask for a cache line that will be read soon; an address outside of all memory does nothing (LLVM, llvm.prefetch)."""
-    call(b, "llvm.prefetch.p0", ir.VoidType(), [address, *(ir.Constant(I32, x) for x in (0, 3, 1))])
 
 
 def _is_known(distance: Any, size: Any) -> bool:
@@ -455,7 +463,56 @@ def _widened(source: Any, to: Any) -> Callable[[Builder, Any], Any] | None:
     return None
 
 
-def _packing(widen: Callable[[Builder, Any], Any] | None) -> Any:
+# ---------------------------------------------------------------- what generated source calls
+
+
+def _counts(context: Any, b: Builder, kinds: Any, args: Any) -> list[Any]:
+    return [context.cast(b, x, t, types.int64) for x, t in zip(args, kinds, strict=True)]
+
+
+@intrinsic
+def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
+    """c[:m, :n] += a[:m, :k] · b[:k, :n], or = where `fresh`; columns of b are dense."""
+    kinds = [c, a, b]
+    if any(x.dtype != c.dtype for x in kinds) or c.column is None or b.column is None:
+        return None
+
+    def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+        counts = [*_counts(context, builder, sig.args[3:6], args[3:6]), args[6]]
+        write = _Product(context.get_data_type(c.dtype), None).body
+        return _call_once(context, builder, "multiply", kinds, list(args[:3]), counts, write)
+
+    return types.void(c, a, b, m, n, k, types.boolean), emit
+
+
+def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> Any:
+    @intrinsic
+    def operation(typing: Any, c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
+        kinds = [c, a, b, panel]
+        way = _widened(b.dtype, panel.dtype) if widen is None else widen
+        if a.dtype != c.dtype or panel.dtype != c.dtype or c.column is None or way is None:
+            return None
+
+        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+            counts = [*_counts(context, builder, sig.args[4:7], args[4:7]), args[7]]
+            t = context.get_data_type(c.dtype)
+            write = _Product(t, _Pack(context.get_data_type(b.dtype), t, way, False)).body
+            name = f"multiply_packing{'' if widen is None else widen.__name__}"
+            return _call_once(context, builder, name, kinds, list(args[:4]), counts, write)
+
+        return types.void(c, a, b, panel, m, n, k, types.boolean), emit
+
+    return operation
+
+
+multiply_packing, multiply_packing_bf16, multiply_packing_f16 = map(
+    _multiplying, (None, _from_bf16, _from_f16)
+)
+"""`multiply_packing(c, a, b, panel, m, n, k, fresh)`: `multiply` for a `b` that lies anywhere. Its columns are copied into
+`panel` just before they are used, so many at a time as a block of c has; there they stay in a near cache for all rows."""
+
+
+def _packing(widen: Callable[[Builder, Any], Any] | None, exact: bool) -> Any:
     @intrinsic
     def operation(typing: Any, to: Any, given: Any, rows: Any, columns: Any) -> Any:
         way = _widened(given.dtype, to.dtype) if widen is None else widen
@@ -463,11 +520,11 @@ def _packing(widen: Callable[[Builder, Any], Any] | None) -> Any:
             return None
 
         def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-            counts = [
-                context.cast(builder, x, t, types.int64) for x, t in zip(args[2:], sig.args[2:], strict=True)
-            ]
-            write = _Pack(context.get_data_type(given.dtype), context.get_data_type(to.dtype), way).body
-            name = "pack" if widen is None else f"pack{widen.__name__}"
+            counts = _counts(context, builder, sig.args[2:], args[2:])
+            write = _Pack(
+                context.get_data_type(given.dtype), context.get_data_type(to.dtype), way, exact
+            ).body
+            name = f"{'unpack' if exact else 'pack'}{'' if widen is None else widen.__name__}"
             return _call_once(context, builder, name, [to, given], list(args[:2]), counts, write)
 
         return types.void(to, given, rows, columns), emit
@@ -475,6 +532,8 @@ def _packing(widen: Callable[[Builder, Any], Any] | None) -> Any:
     return operation
 
 
-pack, pack_bf16, pack_f16 = _packing(None), _packing(_from_bf16), _packing(_from_f16)
+pack, pack_bf16, pack_f16 = (_packing(way, False) for way in (None, _from_bf16, _from_f16))
 """`pack(to, given, rows, columns)`: a copy in which columns are dense, and elements wide enough to compute with. What a
 row has beyond its columns, up to a whole vector, may be written."""
+unpack = _packing(None, True)
+"""Like `pack`, into a tensor: nothing beyond rows and columns is written."""
