@@ -68,7 +68,7 @@ def plant_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def plant_in_source(monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., str] = pipeline.cpu.generate
     monkeypatch.setattr(
-        pipeline.cpu, "generate", lambda *args: original(*args).replace("sum_of(", "f32(2.0) * sum_of(")
+        pipeline.cpu, "generate", lambda *args: original(*args).replace("sum_lanes(", "f32(2.0) * sum_lanes(")
     )
 
 

@@ -44,19 +44,3 @@ def test_narrowing_rounds_to_nearest_even(name: str, dtype: type) -> None:
     nan = np.isnan(x)
     assert np.isnan(got[nan].view(dtype).astype(np.float32)).all()
     np.testing.assert_array_equal(got[~nan], want[~nan].view(np.uint16))
-
-
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 63, 64, 65, 1000])
-def test_row_reductions(n: int) -> None:
-    rng = np.random.default_rng(n)
-    x = rng.standard_normal(1024).astype(np.float32)
-    x[n:] = np.nan  # not part of the row
-    low = np.float32(-np.inf)
-    assert cpu.max_of(x, n, low) == x[:n].max(initial=low)
-    assert cpu.min_of(x, n, -low) == x[:n].min(initial=-low)
-    assert abs(cpu.sum_of(x, n) - x[:n].sum(dtype=np.float64)) <= 1e-4
-    if n:
-        x[n // 2] = np.nan
-        assert np.isnan(cpu.max_of(x, n, low))
-        assert np.isnan(cpu.min_of(x, n, low))
-        assert np.isnan(cpu.sum_of(x, n))

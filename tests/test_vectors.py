@@ -24,6 +24,7 @@ from tileloom.runtime.intrinsics.vectors import (
     store,
     store_some,
     sum_lanes,
+    within,
 )
 
 SPECIAL = np.array([0.0, -0.0, 1.5, -2.25, np.inf, -np.inf, np.nan, 1e-42], np.float32)
@@ -112,3 +113,15 @@ def test_operators_leave_scalars_alone() -> None:
         return operator.add(a, b), a < b, -a
 
     assert plain(2, 3.5) == (5.5, True, -2)
+
+
+def test_lanes_beyond_a_count_are_replaced() -> None:
+    @njit
+    def kept(x, y, n):  # type: ignore[no-untyped-def]
+        store(y, (0,), within(load(x, (0,)), n, np.float32(-1)))
+
+    x = np.arange(1, LANES + 1, dtype=np.float32)
+    for n in (-3, 0, 1, LANES - 1, LANES, LANES + 5):
+        y = np.zeros(LANES, np.float32)
+        kept(x, y, n)
+        np.testing.assert_array_equal(y, np.where(np.arange(LANES) < n, x, -1))

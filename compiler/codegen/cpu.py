@@ -17,7 +17,7 @@ from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, PRODUCTS, STORAGE, Buffer, Signature
+from .numba_text import EXPORTS, PRODUCTS, STORAGE, VECTORS, Buffer, Signature
 from .placement import distinct
 
 THREADS = "tileloom.runtime.threads"
@@ -25,6 +25,7 @@ MODULES = {
     "tileloom.runtime.intrinsics.cpu": EXPORTS,
     "tileloom.runtime.intrinsics.storage": STORAGE,
     "tileloom.runtime.intrinsics.tile_products": PRODUCTS,
+    "tileloom.runtime.intrinsics.vectors": VECTORS,
 }
 """What generated source may import, by module."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...dsl.types import DType, promote
@@ -26,11 +27,9 @@ from .numba_text import (
     BY_TYPE,
     CALLS,
     HELD,
-    HIGHEST,
     INFIX,
-    LOWEST,
+    LANES,
     NOT,
-    ROWS,
     UNARY,
     Axis,
     Buffer,
@@ -66,6 +65,8 @@ class Expressions:
         self.lines: list[str] = []
         self.depth = 1
         self.launching = False
+        self.along: Axis | None = None
+        """The axis of which LANES elements are computed at a time."""
         self._guarded_reads: dict[int, tuple[Expr, bool]] = {}
         for w in self.program.whole:
             size = self.value(w.extent, bound=True).text
@@ -85,6 +86,17 @@ class Expressions:
         lanes = [self.axes[x].lane for x in b.axes if x in outer]
         return f"{b.name}[{', '.join(lanes)}]" if lanes else b.name
 
+    def _at(self, axes: Iterable[str]) -> str:
+        """The current position in a buffer over these axes, as a tuple."""
+        lanes = [self.axes[a].lane for a in axes]
+        return f"({', '.join(lanes)}{',' if len(lanes) == 1 else ''})"
+
+    @property
+    def _remaining(self) -> str:
+        """How many lanes of the current vector lie within the tile, or more."""
+        assert self.along is not None
+        return f"{self.along.count} - {self.along.lane}"
+
     # -- expressions
 
     def value(self, e: Expr, bound: bool = False) -> Code:
@@ -97,7 +109,7 @@ class Expressions:
             return c
         name = self.names.new("t")
         self.line(f"{name} = {c.text}")
-        return Code(name, c.dtype)
+        return replace(c, text=name, level=ATOM)
 
     def _value(self, e: Expr, guard: str, bound: bool) -> Steps[Code]:
         if isinstance(e, Apply) and e.op in ("where", "and", "or") and not bound and self._needs_guard(e):
@@ -124,8 +136,6 @@ class Expressions:
                 return self._position(self.axes[a], bound)
             case Load():
                 return self._load(e, guard)
-            case Reduce(fn=fn, arg=Name(name=n)):
-                return self._row(fn, n)
             case Cast(dtype=dtype):
                 return self._cast(args[0], dtype)
             case Fill():
@@ -137,6 +147,8 @@ class Expressions:
     def _position(self, axis: Axis, bound: bool) -> Code:
         if bound or not axis.lane:
             return Code(axis.origin, DType.I64)
+        if self.along == axis:
+            return Code(f"indices({axis.index})", DType.I64, lanes=True)
         return Code(axis.index, DType.I64, ATOM if axis.start == "0" else 14)
 
     def _read(self, name: str) -> Code:
@@ -145,18 +157,9 @@ class Expressions:
         dtype = self.types.names[name].dtype
         if isinstance(place, Variable):
             return Code(place.name, dtype)
+        if self.along and place.axes[-1] == self.along.name:
+            return Code(f"load({place.name}, {self._at(place.axes)})", dtype, lanes=True)
         return Code(f"{place.name}[{', '.join(self.axes[a].lane for a in place.axes)}]", dtype)
-
-    def _row(self, fn: str, name: str) -> Code:
-        """A reduction of a buffer's last axis at the current lanes of the others."""
-        b = self.places[name]
-        assert isinstance(b, Buffer)
-        count = self.axes[b.axes[-1]].count
-        row = self._view(b, b.axes[:-1])
-        if fn == "sum":
-            return Code(f"sum_of({row}, {count})", b.dtype)
-        start = constant((LOWEST if fn == "max" else HIGHEST)[b.dtype], b.dtype)
-        return Code(f"{ROWS[fn]}({row}, {count}, {start.text})", b.dtype)
 
     # -- reads
 
@@ -165,6 +168,8 @@ class Expressions:
 
     def _load(self, e: Load, guard: str) -> Code:
         param, tensor = self.params[e.tensor], self.tensor(e.tensor)
+        if self.along and e.subscripts and e.subscripts[-1] == AxisIndex(self.along.name):
+            return self._load_lanes(e, param)
         texts = [self._subscript(ix, f"{tensor}.shape[{i}]") for i, ix in enumerate(e.subscripts)]
         text = f"{tensor}[{', '.join(texts) or '()'}]"
         if param.dtype in (DType.F16, DType.BF16):
@@ -180,6 +185,27 @@ class Expressions:
             0.0 if param.dtype.is_float else False if param.dtype is DType.BOOL else 0, held(param.dtype)
         )
         return Code(f"({text} if {condition} else {zero.text})", param.dtype)
+
+    def _load_lanes(self, e: Load, param: Param) -> Code:
+        """Elements along a tensor's last axis."""
+        code = Code(
+            f"load_some({self.tensor(e.tensor)}, {self._lanes_from(e)}, {self._remaining})", param.dtype
+        )
+        if param.dtype in (DType.F16, DType.BF16):
+            code = replace(code, text=f"widen_{param.dtype}({code.text})")
+        elif held(param.dtype) is not param.dtype:
+            code = replace(code, text=f"{LANES[held(param.dtype)]}({code.text})")
+        return replace(code, lanes=True)
+
+    def _lanes_from(self, e: Load) -> str:
+        """The subscripts of the first of the lanes that follow along a tensor's last axis."""
+        assert self.along is not None
+        return self._lane_index([self._subscript(ix) for ix in e.subscripts[:-1]])
+
+    def _lane_index(self, others: list[str]) -> str:
+        """The place of the first lane, after the subscripts of the other axes, as a tuple."""
+        assert self.along is not None
+        return f"({', '.join([*others, self.along.index])}{'' if others else ','})"
 
     def _subscript(self, ix: Expr, extent: str = "") -> str:
         if isinstance(ix, AxisIndex):
@@ -226,25 +252,31 @@ class Expressions:
         if op == "where":
             dtype = args[1].dtype if args[1].dtype is args[2].dtype else promote(args[1].dtype, args[2].dtype)
             sides = ", ".join(self._convert(a, held(dtype)).text for a in args[1:])
-            return Code(f"select({args[0].text}, {sides})", dtype)
+            return Code(f"select({args[0].text}, {sides})", dtype, lanes=any(a.lanes for a in args))
+        if op == "not" and args[0].lanes:
+            return Code(f"~{args[0].within(UNARY)}", DType.BOOL, UNARY, lanes=True)
         if op == "not":
             return Code(f"not {args[0].within(NOT)}", DType.BOOL, NOT)
+        lanes = any(a.lanes for a in args)
         if op in ("and", "or"):
             sign, level = INFIX[op]
-            return Code(f"{args[0].within(level)} {sign} {args[1].within(level + 1)}", DType.BOOL, level)
-        return self._arithmetic(op, args)
+            text = f"{args[0].within(level)} {sign} {args[1].within(level + 1)}"
+            return Code(text, DType.BOOL, level, lanes)
+        return self._arithmetic(op, args, lanes)
 
-    def _arithmetic(self, op: str, args: list[Code]) -> Code:
+    def _arithmetic(self, op: str, args: list[Code], lanes: bool) -> Code:
         dtype = operand_type(op, [a.dtype for a in args])
         args = [self._convert(a, dtype) for a in args]
         if op in ("lt", "le", "eq", "ne"):
             sign, level = INFIX[op]
-            return Code(f"{args[0].within(level + 1)} {sign} {args[1].within(level + 1)}", DType.BOOL, level)
+            text = f"{args[0].within(level + 1)} {sign} {args[1].within(level + 1)}"
+            return Code(text, DType.BOOL, level, lanes)
         if op in INFIX:
             sign, level = INFIX[op]
-            return wrapped(Code(f"{args[0].within(level)} {sign} {args[1].within(level + 1)}", dtype, level))
+            text = f"{args[0].within(level)} {sign} {args[1].within(level + 1)}"
+            return wrapped(Code(text, dtype, level, lanes))
         if op == "neg":
-            return wrapped(Code(f"-{args[0].within(UNARY)}", dtype, UNARY))
+            return wrapped(Code(f"-{args[0].within(UNARY)}", dtype, UNARY, lanes))
         name = f"{op}_{dtype}" if op in BY_TYPE else CALLS[op]
         if dtype.is_float and op in ("floordiv", "mod"):
             name = f"{op}_float"
@@ -252,7 +284,7 @@ class Expressions:
             name = "fabs"
         if self.launching:
             return in_python(op, args)
-        code = Code(f"{name}({', '.join(a.text for a in args)})", dtype)
+        code = Code(f"{name}({', '.join(a.text for a in args)})", dtype, lanes=lanes)
         return wrapped(code) if op == "abs" else code
 
     def _convert(self, c: Code, dtype: DType, narrow: bool = False) -> Code:
@@ -260,16 +292,16 @@ class Expressions:
         source = held(c.dtype)
         if source is held(dtype) or (narrow and c.dtype is DType.BOOL):
             return replace(c, dtype=dtype) if not narrow or dtype is source else c
-        return Code(f"{HELD[held(dtype)]}({c.text})", dtype)
+        return Code(f"{(LANES if c.lanes else HELD)[held(dtype)]}({c.text})", dtype, lanes=c.lanes)
 
     def _cast(self, c: Code, dtype: DType) -> Code:
         if c.dtype is dtype:
             return c
         if dtype is DType.BOOL:
-            return Code(f"{c.within(7)} != {constant(0, held(c.dtype)).text}", dtype, 6)
+            return Code(f"{c.within(7)} != {constant(0, held(c.dtype)).text}", dtype, 6, c.lanes)
         if dtype in (DType.F16, DType.BF16):
             wide = c if c.dtype.is_float else self._convert(c, DType.F64)
-            return Code(f"round_{dtype}({wide.text})", dtype)
-        if dtype.is_float or (c.dtype is DType.I32 and dtype is DType.I64):
+            return Code(f"round_{dtype}({wide.text})", dtype, lanes=c.lanes)
+        if dtype.is_float or (held(c.dtype) is DType.I32 and dtype is DType.I64):
             return replace(self._convert(c, dtype), dtype=dtype)
         return Code(f"to_{dtype}({c.text})", dtype)

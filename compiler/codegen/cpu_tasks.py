@@ -18,8 +18,10 @@ from ..tile_ir import (
     For,
     Grid,
     Let,
+    Load,
     LoopAxis,
     Name,
+    Param,
     ScalarRef,
     Stmt,
     Store,
@@ -243,7 +245,10 @@ class Task(Values):
         value = self._prepare(self._expand(s.value), s.tensor, axes)
         subscripts = tuple(self._prepare(self._expand(ix), s.tensor, ()) for ix in s.subscripts)
         depth, param = self.depth, self.params[s.tensor]
-        self._nest(axes)
+        if axes and subscripts[-1] == AxisIndex(axes[-1]) and self._dense(subscripts, axes[-1], param):
+            self._nest_of(axes, [value])
+        else:
+            self._nest(axes)
         texts = []
         for i, ix in enumerate(subscripts):
             text = self._subscript(ix)
@@ -252,10 +257,28 @@ class Task(Values):
                 self.open(f"if 0 <= {plain} < {self.tensor(s.tensor)}.shape[{i}]:")
                 text = f"at({plain})"
             texts.append(text)
-        self._store_element(
-            f"{self.tensor(s.tensor)}[{', '.join(texts) or '()'}]", param.dtype, value, s.mode
-        )
-        self.depth = depth
+        if self.along:
+            self._store_lanes(s, param.dtype, value, self._lane_index(texts[:-1]))
+        else:
+            target = f"{self.tensor(s.tensor)}[{', '.join(texts) or '()'}]"
+            self._store_element(target, param.dtype, value, s.mode)
+        self._close(depth)
+
+    def _dense(self, subscripts: tuple[Expr, ...], axis: str, param: Param) -> bool:
+        """Does an axis run along a tensor's last dimension and over all of it, free of the other subscripts?"""
+        alone = not any(axis in self.types.of(ix).axes for ix in subscripts[:-1])
+        return alone and self._fits(subscripts[-1], param.shape[-1])
+
+    def _store_lanes(self, s: Store, dtype: DType, value: Expr, index: str) -> None:
+        """The line that stores a vector along a tensor's last axis."""
+        code = self._convert(self.value(value), dtype if dtype is DType.F64 else held(dtype), narrow=True)
+        text, tensor = code.text, self.tensor(s.tensor)
+        if s.mode == "add":
+            old = self._load_lanes(Load(s.tensor, s.subscripts), self.params[s.tensor])
+            text = f"{old.text} + {code.within(15)}"
+        if dtype in (DType.F16, DType.BF16):
+            text = f"narrow_{dtype}({text if code.lanes else f'lanes_f32({text})'})"
+        self.line(f"store_some({tensor}, {index}, {text}, {self._remaining})")
 
     def _store_element(self, target: str, dtype: DType, value: Expr, mode: str) -> None:
         code = self._convert(self.value(value), dtype if dtype is DType.F64 else held(dtype), narrow=True)

@@ -25,10 +25,13 @@ from ..tile_ir import (
     subexpressions,
 )
 from .cpu_expressions import Expressions
+from .cpu_vectors import computes_lanes
 from .numba_text import (
+    ATOM,
+    FOLDS,
     HIGHEST,
+    LANES,
     LOWEST,
-    ROWS,
     Buffer,
     Code,
     Inline,
@@ -37,6 +40,7 @@ from .numba_text import (
     Variable,
     constant,
     held,
+    identity,
 )
 from .placement import Steps, depends_on_data, rebuild, run, transform
 
@@ -92,7 +96,7 @@ class Values(Expressions):
         super().__init__(signature)
         self.buffers: list[Buffer] = []
         self._panels: list[Buffer] = []
-        self._last_nest: tuple[tuple[str, ...], int, int] | None = None
+        self._last_nest: Nest | None = None
 
     def _declare(self, name: str, type_: TileType) -> Buffer | Variable:
         dtype = held(type_.dtype)
@@ -135,6 +139,22 @@ class Values(Expressions):
             self.open(f"for {axis.lane} in range({axis.count}):")
             count += 1
         return count
+
+    def _nest_of(self, axes: tuple[str, ...], values: Iterable[Expr]) -> int:
+        """Open loops over the lanes of tile axes, of the last one LANES at a time where the values can be so computed;
+        `_close` ends them. Returns the line of the innermost loop."""
+        axis = self.axes[axes[-1]] if axes else None
+        if axis is None or not all(computes_lanes(self, v, axis.name) for v in values):
+            self._nest(axes)
+        else:
+            self._nest(axes[:-1])
+            self.open(f"for {axis.lane} in range(0, {axis.count}, LANES):")
+            self.along = axis
+        return len(self.lines) - 1
+
+    def _close(self, depth: int) -> None:
+        """End the loops opened since this depth."""
+        self.depth, self.along = depth, None
 
     def _expand(self, e: Expr) -> Expr:
         """Put inlined values in the place of their names."""
@@ -183,28 +203,37 @@ class Values(Expressions):
         """Lines that set each lane of a buffer; a row joins the loop that ends just above if it runs over the same axis."""
         if isinstance(value, Name) and self.places.get(value.name) == place:
             return
-        depth = self.depth
-        if self._last_nest == (place.axes, depth, len(self.lines)):
+        depth, last = self.depth, self._last_nest
+        if last is not None and last.at(self) == (place.axes, computes_lanes(self, value, place.axes[-1])):
             self.depth += 1
+            self.along = self.axes[place.axes[-1]] if last.lanes else None
+            start = last.start
         else:
-            self._nest(place.axes)
-        lanes = ", ".join(self.axes[a].lane for a in place.axes)
-        self.line(f"{place.name}[{lanes}] = {self._convert(self.value(value), place.dtype).text}")
-        self.depth = depth
-        self._last_nest = (place.axes, depth, len(self.lines)) if len(place.axes) == 1 else None
+            start = self._nest_of(place.axes, [value])
+        code, lanes = self._convert(self.value(value), place.dtype), self.along is not None
+        if lanes:
+            self.line(f"store({place.name}, {self._at(place.axes)}, {code.text})")
+        else:
+            self.line(f"{self._view(place, place.axes)} = {code.text}")
+        self._close(depth)
+        self._ended(place.axes, lanes, start)
+
+    def _ended(self, axes: tuple[str, ...], lanes: bool, start: int) -> None:
+        """A nest over one axis ends here: what follows may join it."""
+        self._last_nest = Nest(axes, lanes, self.depth, start, len(self.lines)) if len(axes) == 1 else None
 
     def _prepare(self, e: Expr, hint: str, nest: tuple[str, ...]) -> Expr:
         """Compute the products and reductions inside `e`, leaving an expression that a nest over `nest` can evaluate."""
-        return run(self._prepared(e, hint, frozenset(nest)))
+        return run(self._prepared(e, hint))
 
-    def _prepared(self, e: Expr, hint: str, nest: frozenset[str]) -> Steps[Expr]:
+    def _prepared(self, e: Expr, hint: str) -> Steps[Expr]:
         if isinstance(e, Dot):
             return self._temporary_dot(e, hint)
         if isinstance(e, Reduce):
-            return self._reduction(e, hint, nest)
+            return self._reduction(e, hint)
         args: list[Expr] = []
         for x in operands(e):
-            args.append((yield self._prepared(x, hint, nest)))
+            args.append((yield self._prepared(x, hint)))
         return rebuild(e, args)
 
     def _bound(self, name: str, type_: TileType, place: Place) -> Name:
@@ -397,56 +426,110 @@ class Values(Expressions):
                 self._fill(place, d, hint)
                 return self._bound(place.name, replace(type_, axes=axes), place)
         product = Apply("mul", (Cast(type_.dtype, d.a), Cast(type_.dtype, d.b)))
-        return self._reduction(Reduce("sum", d.over, self._expand(product)), hint, frozenset())
+        return self._reduction(Reduce("sum", d.over, self._expand(product)), hint)
 
     # -- reductions
 
-    def _reduction(self, r: Reduce, hint: str, nest: frozenset[str]) -> Expr:
-        """A reduction whose operand is ready: of a buffer's rows in place, where the nest is over just those rows."""
+    def _reduction(self, r: Reduce, hint: str) -> Expr:
+        """A reduction whose operand is ready, into a variable or a buffer: vectors of it where its operand can be so
+        computed, along the reduced axis or the last of the others; else element by element."""
         type_ = self.types.of(r)
-        over = tuple(a for a in self.types.of(r.arg).axes if a in r.over)
-        arg = self._expand(r.arg)
-        if len(over) == len(r.over) == 1 and r.fn in ROWS and self.types.of(arg).dtype is not DType.BOOL:
-            place = self._rows(arg, (*type_.axes, *over), f"{hint}_{r.fn}", held(self.types.of(arg).dtype))
-            name = self._bound(place.name, TileType(place.dtype, place.axes), place)
-            rows = Reduce(r.fn, r.over, name)
-            if frozenset(type_.axes) == nest:
-                return rows
-            if not type_.axes:
-                total = self._variable(f"{hint}_{r.fn}", type_.dtype)
-                self.line(f"{total.name} = {self.value(rows).text}")
-                return self._bound(total.name, type_, total)
-            result = self._buffer(f"{hint}_{r.fn}", type_.dtype, type_.axes)
-            self._elementwise(result, rows)
-            return self._bound(result.name, type_, result)
-        return self._fold(replace(r, arg=self._prepare(arg, hint, (*type_.axes, *over))), type_, hint)
+        axes = tuple(a for a in self.types.of(r.arg).axes if a in r.over) or r.over
+        r = replace(r, arg=self._prepare(self._expand(r.arg), hint, (*type_.axes, *axes)))
+        if r.fn in FOLDS and computes_lanes(self, r.arg, axes[-1]):
+            return self._fold_along(r, axes, type_, hint)
+        if r.fn in FOLDS and type_.axes and computes_lanes(self, r.arg, type_.axes[-1]):
+            return self._fold_across(r, type_, hint)
+        return self._fold(r, type_, hint)
 
-    def _rows(self, arg: Expr, axes: tuple[str, ...], hint: str, dtype: DType) -> Buffer:
-        if isinstance(arg, Name):
-            place = self.places[arg.name]
-            if isinstance(place, Buffer) and place.axes[-1] == axes[-1] and place.dtype is dtype:
-                return place
-        made = self._buffer(f"{hint}_of", dtype, axes)
-        self._fill(made, arg, hint)
-        return made
+    def _fold_along(self, r: Reduce, over: tuple[str, ...], type_: TileType, hint: str) -> Expr:
+        """One vector of partial results for each element of the result, the reduced axis along its lanes."""
+        depth, total = self.depth, self._total(r, type_, hint)
+        self._nest(type_.axes)
+        inner, last, first = self.depth, self._last_nest, identity(r.fn, type_.dtype)
+        partial = self.names.new(f"{hint}_{r.fn}_lanes")
+        start = f"{partial} = {LANES[type_.dtype]}({first.text})"
+        if last is not None and last.at(self) == (over, True):
+            self.lines.insert(last.start, "    " * inner + start)
+            self.depth, self.along = inner + 1, self.axes[over[-1]]
+        else:
+            self.line(start)
+            self._nest_of(over, [r.arg])
+        element = self._operand(r, type_.dtype)
+        element = replace(
+            element, text=f"within({element.text}, {self._remaining}, {first.text})", level=ATOM
+        )
+        self._take(r.fn, Code(partial, type_.dtype, lanes=True), element)
+        self._close(inner)
+        self.line(f"{self._target(total)} = {r.fn}_lanes({partial})")
+        self._close(depth)
+        return self._bound(total.name, type_, total)
+
+    def _fold_across(self, r: Reduce, type_: TileType, hint: str) -> Expr:
+        """The last axis of the result along the lanes, the reduced one step by step."""
+        depth, total = self.depth, self._total(r, type_, hint)
+        self._nest_of(type_.axes, [r.arg])
+        partial = self.names.new(f"{hint}_{r.fn}_lanes")
+        self.line(f"{partial} = {LANES[type_.dtype]}({identity(r.fn, type_.dtype).text})")
+        inner = self.depth
+        self._nest(r.over)
+        self._take(r.fn, Code(partial, type_.dtype, lanes=True), self._operand(r, type_.dtype))
+        self.depth = inner
+        self.line(f"store({total.name}, {self._at(type_.axes)}, {partial})")
+        self._close(depth)
+        return self._bound(total.name, type_, total)
+
+    def _total(self, r: Reduce, type_: TileType, hint: str) -> Buffer | Variable:
+        """Where the result of a reduction goes."""
+        name = f"{hint}_{r.fn}"
+        return (
+            self._buffer(name, type_.dtype, type_.axes) if type_.axes else self._variable(name, type_.dtype)
+        )
+
+    def _target(self, place: Buffer | Variable) -> str:
+        """An element as the left side of an assignment."""
+        return place.name if isinstance(place, Variable) else self._view(place, place.axes)
+
+    def _operand(self, r: Reduce, dtype: DType) -> Code:
+        """The reduction's operand at the current lanes, as the type it is reduced in."""
+        code = self.value(r.arg)
+        if r.fn in ("any", "all"):
+            return self._cast(code, DType.BOOL)
+        return self._convert(code, dtype)
+
+    def _take(self, fn: str, total: Code, element: Code) -> None:
+        self.line(f"{total.text} = {self._apply_operation(FOLDS[fn], [total, element]).text}")
 
     def _fold(self, r: Reduce, type_: TileType, hint: str) -> Expr:
         """Any reduction, element by element into a variable."""
-        depth = self.depth
-        result = self._buffer(f"{hint}_{r.fn}", type_.dtype, type_.axes) if type_.axes else None
+        depth, total = self.depth, self._total(r, type_, hint)
         self._nest(type_.axes)
-        total = self.names.new(f"{hint}_{r.fn}")
-        fold = Fold(self, r, total, type_.dtype)
+        name = total.name if isinstance(total, Variable) else self.names.new(f"{total.name}_element")
+        fold = Fold(self, r, name, type_.dtype)
         fold.start()
         inner = self.depth
         self._nest(r.over)
         fold.step()
         self.depth = inner
-        if result is None:
-            return self._bound(total, type_, Variable(total, type_.dtype))
-        self.line(f"{result.name}[{', '.join(self.axes[a].lane for a in result.axes)}] = {total}")
+        if isinstance(total, Buffer):
+            self.line(f"{self._target(total)} = {name}")
         self.depth = depth
-        return self._bound(result.name, type_, result)
+        return self._bound(total.name, type_, total)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A loop over one axis that ended at line `end`; its own line is `start`, at this depth. `lanes`: by vectors."""
+
+    axes: tuple[str, ...]
+    lanes: bool
+    depth: int
+    start: int
+    end: int
+
+    def at(self, task: Values) -> tuple[tuple[str, ...], bool] | None:
+        """The axes and the kind of the loop if it ends just above."""
+        return (self.axes, self.lanes) if (self.depth, self.end) == (task.depth, len(task.lines)) else None
 
 
 @dataclass(frozen=True)
@@ -465,10 +548,7 @@ class Fold:
             self.task.line(f"{self.total} = -1")
             self.task.line(f"{self._best} = {constant(table[self._compared], self._compared).text}")
             return
-        first: int | float | bool = {"any": False, "all": True, "sum": 0, "prod": 1}.get(fn, 0)
-        if fn in ("max", "min"):
-            first = (LOWEST if fn == "max" else HIGHEST)[self.dtype]
-        self.task.line(f"{self.total} = {constant(first, self.dtype).text}")
+        self.task.line(f"{self.total} = {identity(fn, self.dtype).text}")
 
     @property
     def _compared(self) -> DType:
@@ -482,13 +562,10 @@ class Fold:
 
     def step(self) -> None:
         fn, task = self.reduce.fn, self.task
-        code = task.value(self.reduce.arg)
         if fn in ("argmax", "argmin"):
-            self._step_index(task._named(task._convert(code, self._compared)))
+            self._step_index(task._named(task._convert(task.value(self.reduce.arg), self._compared)))
             return
-        op = {"any": "or", "all": "and", "sum": "add", "prod": "mul"}.get(fn, fn)
-        code = task._cast(code, DType.BOOL) if fn in ("any", "all") else task._convert(code, self.dtype)
-        task.line(f"{self.total} = {task._apply_operation(op, [Code(self.total, self.dtype), code]).text}")
+        task._take(fn, Code(self.total, self.dtype), task._operand(self.reduce, self.dtype))
 
     def _step_index(self, x: Code) -> None:
         """The first index of the extreme value, or of the first NaN."""

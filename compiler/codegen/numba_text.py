@@ -30,7 +30,18 @@ LINE_BYTES = 64
 """What the start of a buffer is a multiple of: a cache line."""
 LOWEST = {DType.F64: -math.inf, DType.F32: -math.inf, DType.I64: -(2**63), DType.I32: -(2**31)}
 HIGHEST = {DType.F64: math.inf, DType.F32: math.inf, DType.I64: 2**63 - 1, DType.I32: 2**31 - 1}
-ROWS = {"sum": "sum_of", "max": "max_of", "min": "min_of"}
+LANES = {
+    DType.F64: "lanes_f64", DType.F32: "lanes_f32", DType.I64: "lanes_i64", DType.I32: "lanes_i32",
+    DType.BOOL: "lanes_bool",
+}  # fmt: skip
+"""Like `HELD`, for vectors."""
+FOLDS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
+"""What takes the next element into a reduction."""
+VECTORS = frozenset(
+    {"LANES", "load", "load_some", "store", "store_some", "indices", "within", *LANES.values()}
+    | {f"{fn}_lanes" for fn in FOLDS}
+)
+"""Names a generated file may import from the module of vectors."""
 EXPORTS = frozenset(
     {
         "at",
@@ -42,7 +53,7 @@ EXPORTS = frozenset(
         "floordiv_float",
         "mod_float",
     }
-    | {*HELD.values(), *CALLS.values(), *ROWS.values()} - {"abs"}
+    | {*HELD.values(), *CALLS.values()} - {"abs"}
     | {f"{op}_{t}" for op in BY_TYPE for t in ("f32", "f64")}
     | {f"{verb}_{t}" for verb in ("widen", "narrow", "round") for t in ("f16", "bf16")}
     | {f"to_{t}" for t in ("i64", "i32", "i16", "i8", "u8")}
@@ -56,7 +67,9 @@ PRODUCTS = frozenset(
 STORAGE = frozenset({"workspace", "part"})
 """Names it may import from the module of storage."""
 OURS = frozenset({"njit", "run_tasks", "space", "first", "last", "task"})
-RESERVED = OURS | EXPORTS | PRODUCTS | STORAGE | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+RESERVED = (
+    OURS | EXPORTS | VECTORS | PRODUCTS | STORAGE | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+)
 
 
 def held(dtype: DType) -> DType:
@@ -89,11 +102,13 @@ class Names:
 
 @dataclass(frozen=True)
 class Code:
-    """A Python expression: its text, how tightly its outermost operator binds, and the dtype of its value."""
+    """A Python expression: its text, how tightly its outermost operator binds, the dtype of its value, and whether that is
+    a vector of lanes."""
 
     text: str
     dtype: DType
     level: int = ATOM
+    lanes: bool = False
 
     def within(self, level: int) -> str:
         """The text as an operand of an operator of this level."""
@@ -183,8 +198,16 @@ def in_python(op: str, args: list[Code]) -> Code:
 
 
 def wrapped(c: Code) -> Code:
-    """Numba computes int32 in int64: cut back, so that it wraps."""
-    return Code(f"i32({c.text})", c.dtype) if c.dtype is DType.I32 else c
+    """Numba computes int32 in int64: cut back, so that it wraps. Vectors keep their type."""
+    return Code(f"i32({c.text})", c.dtype) if c.dtype is DType.I32 and not c.lanes else c
+
+
+def identity(fn: str, dtype: DType) -> Code:
+    """What a reduction of nothing is."""
+    first: int | float | bool = {"any": False, "all": True, "sum": 0, "prod": 1}.get(fn, 0)
+    if fn in ("max", "min"):
+        first = (LOWEST if fn == "max" else HIGHEST)[dtype]
+    return constant(first, dtype)
 
 
 def constant(value: int | float | bool, dtype: DType) -> Code:

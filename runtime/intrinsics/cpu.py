@@ -26,7 +26,7 @@ from .vector_math import exp_f32 as exp_f32
 from .vector_math import log2_f32 as log2_f32
 from .vector_math import log_f32 as log_f32
 from .vector_math import tanh_f32 as tanh_f32
-from .vectors import converted, element, extreme, is_vector, suffix, vector_of
+from .vectors import constant, converted, element, extreme, is_vector, suffix, vector_of
 
 bool_, f32, f64, i32, i64 = np.bool_, np.float32, np.float64, np.int32, np.int64
 u16 = np.uint16
@@ -123,41 +123,6 @@ maximum = _extreme(">", "The larger; NaN if either is.")
 minimum = _extreme("<", "The smaller; NaN if either is.")
 
 
-def _ordered(symbol: str) -> Any:
-    """The larger (`>`) or smaller operand, where neither is NaN: the form that LLVM turns into a vector reduction."""
-
-    @_emitted
-    def operation(typing: Any, a: Any, b: Any) -> Any:
-        def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
-            x, y = args
-            if isinstance(x.type, ir.IntType):
-                return bd.select(bd.icmp_signed(symbol, x, y), x, y)
-            flags = ("nnan", "nsz")
-            chosen = bd.select(bd.fcmp_ordered(symbol, x, y, flags=flags), x, y)
-            chosen.flags.extend(flags)
-            return chosen
-
-        return a(a, a), emit
-
-    return operation
-
-
-_larger, _smaller = _ordered(">"), _ordered("<")
-
-
-@_emitted
-def _nan_where(typing: Any, condition: Any, x: Any) -> Any:
-    """NaN where `condition` holds (floats only), else x."""
-
-    def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
-        c, value = args
-        if isinstance(value.type, ir.IntType):
-            return value
-        return bd.select(c, ir.Constant(value.type, nan), value)
-
-    return x(types.boolean, x), emit
-
-
 def _division(remainder: bool) -> Any:
     """Integer `//` or `%`, rounding toward minus infinity; by zero 0; the one overflow wraps."""
 
@@ -224,68 +189,78 @@ to_i64, to_i32, to_i16, to_i8 = (_integer(n, True) for n in (64, 32, 16, 8))
 to_u8 = _integer(8, False)
 
 
-def _word(b: Builder, value: int) -> Any:
-    return ir.Constant(_I32, value)
+def _like(t: Any, element_type: Any) -> Any:
+    """The LLVM type of this element type, a vector where `t` is one."""
+    return ir.VectorType(element_type, t.count) if isinstance(t, ir.VectorType) else element_type
+
+
+def _word(b: Builder, x: Any, value: int) -> Any:
+    """A constant in an i32, or in all lanes where `x` is a vector."""
+    return constant(_like(x.type, _I32), value)
 
 
 def _to_odd_f32(b: Builder, x: Any) -> Any:
     """f64 as f32 rounded to odd, so that a second rounding to 16 bits is as if done at once (Boldo, Melquiond 2005)."""
-    near = b.fptrunc(x, _F32)
-    back = b.fpext(near, _F64)
-    size = [_call(b, "llvm.fabs.f64", _F64, [v]) for v in (back, x)]
-    word = b.bitcast(near, _I32)
-    below = b.sub(word, b.zext(b.fcmp_ordered(">", size[0], size[1]), _I32))
-    inexact = b.zext(b.fcmp_ordered("!=", back, x), _I32)
-    return b.bitcast(b.or_(below, inexact), _F32)
+    single, double, word = (_like(x.type, t) for t in (_F32, _F64, _I32))
+    near = b.fptrunc(x, single)
+    back = b.fpext(near, double)
+    size = [_call(b, f"llvm.fabs.{suffix(double)}", double, [v]) for v in (back, x)]
+    below = b.sub(b.bitcast(near, word), b.zext(b.fcmp_ordered(">", size[0], size[1]), word))
+    inexact = b.zext(b.fcmp_ordered("!=", back, x), word)
+    return b.bitcast(b.or_(below, inexact), single)
 
 
 def _f16_word(b: Builder, x: Any) -> Any:
     """The bits of f32 `x` rounded to f16, nearest even, in an i32 (F. Giesen, float_to_half_fast3_rtne)."""
-    word = b.bitcast(x, _I32)
-    sign = b.and_(word, _word(b, 0x80000000))
+    single, integer = x.type, _like(x.type, _I32)
+    word = b.bitcast(x, integer)
+    sign = b.and_(word, _word(b, x, 0x80000000))
     size = b.xor(word, sign)
-    odd = b.and_(b.lshr(size, _word(b, 13)), _word(b, 1))
-    normal = b.lshr(b.add(b.add(size, _word(b, ((15 - 127) << 23) + 0xFFF)), odd), _word(b, 13))
-    magic = _word(b, 0x3F000000)
-    small = b.sub(b.bitcast(b.fadd(b.bitcast(size, _F32), b.bitcast(magic, _F32)), _I32), magic)
-    is_nan = b.icmp_unsigned(">", size, _word(b, 0x7F800000))
-    large = b.select(is_nan, _word(b, 0x7E00), _word(b, 0x7C00))
-    out = b.select(b.icmp_unsigned("<", size, _word(b, 113 << 23)), small, normal)
-    out = b.select(b.icmp_unsigned(">=", size, _word(b, 0x47800000)), large, out)
-    return b.or_(out, b.lshr(sign, _word(b, 16)))
+    odd = b.and_(b.lshr(size, _word(b, x, 13)), _word(b, x, 1))
+    rounding = _word(b, x, ((15 - 127) << 23) + 0xFFF)
+    normal = b.lshr(b.add(b.add(size, rounding), odd), _word(b, x, 13))
+    magic = _word(b, x, 0x3F000000)
+    small = b.sub(b.bitcast(b.fadd(b.bitcast(size, single), b.bitcast(magic, single)), integer), magic)
+    is_nan = b.icmp_unsigned(">", size, _word(b, x, 0x7F800000))
+    large = b.select(is_nan, _word(b, x, 0x7E00), _word(b, x, 0x7C00))
+    out = b.select(b.icmp_unsigned("<", size, _word(b, x, 113 << 23)), small, normal)
+    out = b.select(b.icmp_unsigned(">=", size, _word(b, x, 0x47800000)), large, out)
+    return b.or_(out, b.lshr(sign, _word(b, x, 16)))
 
 
 def _f16_value(b: Builder, word: Any) -> Any:
     """The f32 value of f16 bits in an i32."""
-    sign = b.shl(b.and_(word, _word(b, 0x8000)), _word(b, 16))
-    size = b.shl(b.and_(word, _word(b, 0x7FFF)), _word(b, 13))
-    scaled = b.bitcast(b.fmul(b.bitcast(size, _F32), ir.Constant(_F32, 2.0**112)), _I32)
-    special = b.icmp_unsigned(">=", size, _word(b, 0x7C00 << 13))
-    out = b.select(special, b.or_(size, _word(b, 0x7F800000)), scaled)
-    return b.bitcast(b.or_(out, sign), _F32)
+    single, integer = _like(word.type, _F32), word.type
+    sign = b.shl(b.and_(word, _word(b, word, 0x8000)), _word(b, word, 16))
+    size = b.shl(b.and_(word, _word(b, word, 0x7FFF)), _word(b, word, 13))
+    scaled = b.bitcast(b.fmul(b.bitcast(size, single), constant(single, 2.0**112)), integer)
+    special = b.icmp_unsigned(">=", size, _word(b, word, 0x7C00 << 13))
+    out = b.select(special, b.or_(size, _word(b, word, 0x7F800000)), scaled)
+    return b.bitcast(b.or_(out, sign), single)
 
 
 def _bf16_word(b: Builder, x: Any) -> Any:
     """The bits of f32 `x` rounded to bf16, nearest even, in an i32; a NaN stays one."""
-    word = b.bitcast(x, _I32)
-    odd = b.and_(b.lshr(word, _word(b, 16)), _word(b, 1))
-    near = b.lshr(b.add(b.add(word, _word(b, 0x7FFF)), odd), _word(b, 16))
-    quiet = b.or_(b.lshr(word, _word(b, 16)), _word(b, 0x40))
+    word = b.bitcast(x, _like(x.type, _I32))
+    odd = b.and_(b.lshr(word, _word(b, x, 16)), _word(b, x, 1))
+    near = b.lshr(b.add(b.add(word, _word(b, x, 0x7FFF)), odd), _word(b, x, 16))
+    quiet = b.or_(b.lshr(word, _word(b, x, 16)), _word(b, x, 0x40))
     return b.select(b.fcmp_unordered("uno", x, x), quiet, near)
 
 
 def _bf16_value(b: Builder, word: Any) -> Any:
-    return b.bitcast(b.shl(word, _word(b, 16)), _F32)
+    return b.bitcast(b.shl(word, _word(b, word, 16)), _like(word.type, _F32))
 
 
 def _narrow(to_word: Callable[[Builder, Any], Any]) -> Any:
     @_emitted
     def narrow(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            value = args[0] if args[0].type == _F32 else _to_odd_f32(b, args[0])
-            return b.trunc(to_word(b, value), _I16)
+            wide = element(sig.args[0]) == types.float64
+            value = _to_odd_f32(b, args[0]) if wide else args[0]
+            return b.trunc(to_word(b, value), _like(value.type, _I16))
 
-        return types.uint16(x), emit
+        return vector_of(x, types.uint16)(x), emit
 
     return narrow
 
@@ -294,9 +269,10 @@ def _widen(to_value: Callable[[Builder, Any], Any]) -> Any:
     @_emitted
     def widen(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            return to_value(b, b.zext(args[0], _I32))
+            return to_value(b, b.zext(args[0], _like(args[0].type, _I32)))
 
-        return types.float32(types.uint16), emit
+        kind = vector_of(x, types.uint16)
+        return vector_of(x, types.float32)(kind), emit
 
     return widen
 
@@ -381,35 +357,3 @@ def mod_float(x: Any, y: Any) -> Any:
 def rsqrt(x: Any) -> Any:
     """1 / sqrt(x), both steps rounded."""
     return f32(1) / sqrt(x)
-
-
-# ---------------------------------------------------------------- tiles
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
-def sum_of(x: Any, n: Any) -> Any:
-    """Σ x[:n] of a vector; several partial sums, in an order that depends on n only."""
-    total = x.dtype.type(0)
-    for j in range(n):
-        total += x[j]
-    return total
-
-
-@njit(nogil=True, error_model="numpy")
-def max_of(x: Any, n: Any, start: Any) -> Any:
-    """The largest of `start` and x[:n]; NaN if there is one."""
-    best, seen = start, False
-    for j in range(n):
-        best = _larger(best, x[j])
-        seen |= x[j] != x[j]
-    return _nan_where(seen, best)
-
-
-@njit(nogil=True, error_model="numpy")
-def min_of(x: Any, n: Any, start: Any) -> Any:
-    """The smallest of `start` and x[:n]; NaN if there is one."""
-    best, seen = start, False
-    for j in range(n):
-        best = _smaller(best, x[j])
-        seen |= x[j] != x[j]
-    return _nan_where(seen, best)

@@ -344,6 +344,38 @@ sum_lanes, prod_lanes, max_lanes, min_lanes, any_lanes, all_lanes = (
 )
 
 
+@intrinsic
+def within(typing: Any, x: Any, n: Any, other: Any) -> Any:
+    """The first n lanes of a vector, or of a number in all lanes, and `other` in the rest."""
+    kind = x if is_vector(x) else Vector(_unliteral(x))
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        value = converted(context, b, args[0], sig.args[0], kind)
+        rest = converted(context, b, args[2], sig.args[2], kind)
+        n = context.cast(b, args[1], sig.args[1], types.int64)
+        return _whole_or_some(
+            b, n, kind.lanes, lambda mask: value if mask is None else b.select(mask, value, rest)
+        )
+
+    return kind(_unliteral(x), _unliteral(n), element(kind)), emit
+
+
+def _whole_or_some(b: Builder, n: Any, lanes: int, emit: Callable[[Any], Any]) -> Any:
+    """What `emit` makes of a mask, in two branches: all lanes (None), the usual one, or the first n of them."""
+    whole = b.icmp_signed(">=", n, ir.Constant(I64, lanes))
+    with b.if_else(whole) as (then, otherwise):
+        with then:
+            usual, one = emit(None), b.block
+        with otherwise:
+            rare, two = emit(first_lanes(b, n, lanes)), b.block
+    if usual is None:
+        return None
+    chosen = b.phi(usual.type)
+    chosen.add_incoming(usual, one)
+    chosen.add_incoming(rare, two)
+    return chosen
+
+
 # ---------------------------------------------------------------- memory
 
 
@@ -464,11 +496,16 @@ def _loading(masked: bool) -> Callable[[Any, Any, Any], Any]:
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
-            mask = None
-            if masked:
-                mask = first_lanes(b, context.cast(b, args[2], sig.args[2], types.int64), kind.lanes)
             t = context.get_data_type(x.dtype)
-            out = _read(b, pointer, strides[-1], _is_dense(x), t, kind.lanes, mask)
+
+            def read(mask: Any) -> Any:
+                return _read(b, pointer, strides[-1], _is_dense(x), t, kind.lanes, mask)
+
+            if masked:
+                n = context.cast(b, args[2], sig.args[2], types.int64)
+                out = _whole_or_some(b, n, kind.lanes, read)
+            else:
+                out = read(None)
             return b.icmp_signed("!=", out, constant(out.type, 0)) if x.dtype == types.boolean else out
 
         return kind(x, index, *((_unliteral(n),) if masked else ())), emit
@@ -485,10 +522,14 @@ def _storing(masked: bool) -> Callable[[Any, Any, Any, Any], Any]:
             value = converted(context, b, args[2], sig.args[2], kind)
             if x.dtype == types.boolean:
                 value = b.zext(value, ir.VectorType(I8, kind.lanes))
-            mask = None
+
+            def write(mask: Any) -> None:
+                _write(b, value, pointer, strides[-1], _is_dense(x), mask)
+
             if masked:
-                mask = first_lanes(b, context.cast(b, args[3], sig.args[3], types.int64), kind.lanes)
-            _write(b, value, pointer, strides[-1], _is_dense(x), mask)
+                _whole_or_some(b, context.cast(b, args[3], sig.args[3], types.int64), kind.lanes, write)
+            else:
+                write(None)
             return context.get_dummy_value()
 
         more = (_unliteral(n),) if masked else ()
