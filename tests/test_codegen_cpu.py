@@ -165,9 +165,7 @@ def test_two_products_into_one_accumulator() -> None:
     got = both(TWO_PRODUCTS, {"a": a, "b": b, "d": d, "e": e, "c": c}, 1e-5)
     close(got["c"], 0.5 * c + a @ b + d @ e, 1e-5)
     source = cpu.generate(module_of(TWO_PRODUCTS))
-    assert (
-        source.count("# acc += ") == 2
-    )  # in place, no third buffer of the accumulator's size
+    assert source.count("# acc += ") == 2  # in place, no third buffer of the accumulator's size
 
 
 # ---------------------------------------------------------------- online softmax

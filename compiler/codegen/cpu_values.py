@@ -300,7 +300,7 @@ class Values(Expressions):
             found = Buffer(self.names.new("panel"), dtype, (k, j), sizes)
             self._panels.append(found)
             self.buffers.append(found)
-        return found
+        return replace(found, axes=(k, j))
 
     def _shared(self, e: Expr, outer: tuple[str, ...]) -> list[str]:
         own = self.types.of(e).axes
