@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tileloom.compiler.codegen.resources import resources
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.interpreter import tile
+from tileloom.compiler.occupancy import Resources, occupancy
 from tileloom.compiler.target import TARGETS, CudaTarget
 from tileloom.compiler.tile_text import parse_module
 
@@ -94,3 +96,22 @@ def test_the_same_call_gives_the_same_bits(target: CudaTarget) -> None:
     inputs = {k: rng.standard_normal(s).astype(np.float32) for k, s in LADDER["matmul"][0].items()}
     first, second = (on_device(text, inputs, {}, target) for _ in range(2))
     assert all(np.array_equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("name", ["add", "matmul", "softmax", "attention"])
+def test_occupancy_is_what_the_driver_says(name: str, target: CudaTarget) -> None:
+    """The calculator's blocks of a multiprocessor, from the registers that the assembler reports."""
+    from cuda.bindings import driver
+
+    from tileloom.runtime.cuda import assemble, function
+
+    module = parse_module(dict(cases["ladder"]())[name])
+    made = next(iter(assemble(generate(module, target), target).values()))
+    shared = resources(module.programs[0], target).shared_bytes
+    driver.cuInit(0)
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+    handle = driver.CUfunction(function(made.cubin, made.name, made.dynamic_shared_bytes))
+    dynamic = made.dynamic_shared_bytes
+    error, blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, made.threads, dynamic)
+    assert int(error) == 0
+    assert occupancy(Resources(made.threads, made.registers, shared), target).blocks == blocks
