@@ -240,7 +240,9 @@ def _assemble_kernel(namespace: Mapping[str, Any], name: str, target: CudaTarget
     start = time.perf_counter()
     launch, function = namespace["LAUNCHES"][name], namespace[name].py_func
     parameters = tuple(function.__annotations__.values())
-    library, entry = _lowered(function, tuple(_type(p) for p in parameters), target, launch["threads"])
+    signature = tuple(_type(p) for p in parameters)
+    bounds = launch["threads"], launch.get("resident", 1)
+    library, entry = _lowered(function, signature, target, bounds)
     ptx: str = library.get_asm_str(cc=_cc(target)).replace(entry, name)
     if "maps" in launch:
         cubin, log = _link_whole(library, entry, name, target)
@@ -266,9 +268,9 @@ def _cc(target: CudaTarget) -> tuple[Any, ...]:
 
 
 def _lowered(
-    function: Callable[..., None], signature: tuple[Any, ...], target: CudaTarget, threads: int
+    function: Callable[..., None], signature: tuple[Any, ...], target: CudaTarget, bounds: tuple[int, int]
 ) -> tuple[Any, str]:
-    """A kernel in LLVM's form, and its name there. As numba-cuda's `cuda.compile(device=False)`, which has no way to turn
+    """A kernel in LLVM's form, and its name there; `bounds` are the threads of a block and how many blocks must fit. As numba-cuda's `cuda.compile(device=False)`, which has no way to turn
     contraction off."""
     compiled = numba_compiler.compile_cuda(
         function, types.void, signature, nvvm_options={"opt": 3, "fma": False}, cc=_cc(target)
@@ -279,7 +281,7 @@ def _lowered(
     library._entry_name = entry
     numba_compiler.kernel_fixup(kernel, False)
     _pass_maps_by_value(kernel)
-    numba_nvvm.set_launch_bounds(kernel, (threads, 1))
+    numba_nvvm.set_launch_bounds(kernel, bounds)
     return library, entry
 
 

@@ -337,6 +337,10 @@ class Shared:
             self.writes: dict[int, tuple[int, int]] = {}
             self.reads: dict[int, tuple[int, int]] = {}
 
+    @property
+    def told(self) -> str:
+        return "a shared array"
+
     def place(self, index: int) -> int:
         if not 0 <= index < self.size:
             raise self.state.fault(f"index {index} of a shared array of {self.size}")
@@ -402,6 +406,10 @@ class Tensor:
         self.writers: dict[int, tuple[int, int, int]] = {}
         stored = values.view(STORED.get(values.dtype, values.dtype))
         self.elements = np.lib.stride_tricks.as_strided(stored, (values.size,), (values.itemsize,))
+
+    @property
+    def told(self) -> str:
+        return f"tensor `{self.name}`"
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -573,13 +581,14 @@ def _floating(kind: Any) -> dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
-def _loading(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], None]:
-    """`width` bytes of a tensor into a thread's registers."""
+def _loading(dtype: DType, width: int) -> Callable[[Tensor | Shared, int, Local, int], None]:
+    """`width` bytes of a tensor, or of a shared array, into a thread's registers."""
 
-    def load(tensor: Tensor, offset: int, registers: Local, at: int) -> None:
-        if offset * dtype.bytes % width:
+    def load(tensor: Tensor | Shared, offset: int, registers: Local, at: int) -> None:
+        start = tensor.start if isinstance(tensor, Shared) else 0
+        if (start + offset) * dtype.bytes % width:
             raise tensor.state.fault(
-                f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes"
+                f"offset {start + offset} of {tensor.told} is not aligned to {width} bytes"
             )
         for i in range(width // dtype.bytes):
             value = tensor[offset + i]
@@ -603,19 +612,28 @@ def _storing(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], No
     return store
 
 
-def _copy16(shared: Shared, at: int, tensor: Tensor, offset: int, exists: Any) -> None:
-    """Eight 16-bit elements, which land when they are waited for."""
-    if exists and offset % 8:
-        raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to 16 bytes")
-    values = [tensor[offset + i] if exists else 0 for i in range(8)]
-    for i in range(8):
-        shared.reserve(at + i)
+def _copying(dtype: DType, width: int) -> Callable[[Shared, int, Tensor, int, Any], None]:
+    """A copy of `width` bytes, which lands when it is waited for."""
+    count = width // dtype.bytes
 
-    def land() -> None:
-        for i in range(8):
-            shared[at + i] = values[i]
+    def copy(shared: Shared, at: int, tensor: Tensor, offset: int, exists: Any) -> None:
+        if exists and offset % count:
+            raise tensor.state.fault(
+                f"offset {offset} of tensor `{tensor.name}` is not aligned to {width} bytes"
+            )
+        if (shared.start + at) % count:
+            raise tensor.state.fault(f"shared element {shared.start + at} is not aligned to {width} bytes")
+        values = [tensor[offset + i] if exists else 0 for i in range(count)]
+        for i in range(count):
+            shared.reserve(at + i)
 
-    tensor.state.copying()[-1].append(land)
+        def land() -> None:
+            for i in range(count):
+                shared[at + i] = values[i]
+
+        tensor.state.copying()[-1].append(land)
+
+    return copy
 
 
 def _matrices(turned: bool) -> Callable[[Local, int, list[tuple[Shared, int]]], None]:
@@ -651,7 +669,8 @@ WIDTHS = (4, 8, 16)
 FUNCTIONS: dict[str, Any] = {
     **{f"load{w}_{t}": _loading(t, w) for t in MOVED for w in WIDTHS},
     **{f"store{w}_{t}": _storing(t, w) for t in MOVED for w in WIDTHS},
-    **{f"copy16_{t}": _copy16 for t in SIXTEEN},
+    **{f"copy16_{t}": _copying(t, 16) for t in (*SIXTEEN, DType.F32)},
+    "copy4_f32": _copying(DType.F32, 4),
     **{f"ldmatrix_{t}": _matrices(False) for t in SIXTEEN},
     **{f"ldmatrix_turned_{t}": _matrices(True) for t in SIXTEEN},
     **{f"mma_{t}": _add_product for t in SIXTEEN},
@@ -663,6 +682,7 @@ FUNCTIONS: dict[str, Any] = {
     **{f"i{bits}_from_f{n}": _whole(bits) for bits in (32, 64) for n in (32, 64)},
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
     "reciprocal_f32": lambda x: np.float32(1) / np.float32(x), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
+    "select_f32": lambda condition, a, b: a if condition else b,
     "floordiv_i64": lambda a, b: a // b if b else 0,
     "mod_i64": lambda a, b: a % b if b else 0,
     "beats_max_i64": _place_wins(lambda a, b: a > b),

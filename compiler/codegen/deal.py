@@ -171,6 +171,7 @@ VALUES_PER_THREAD = (
     32  # a block is sized so that its largest product tile leaves each thread about this many values
 )
 LARGEST_BLOCK_BITS, SMALLEST_BLOCK_BITS = 8, 7  # 256 and 128 threads
+LONGEST_BLOCK_BITS = 10  # 1024 threads share a long row
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,87 @@ class WarpgroupDeal(FragmentDeal):
         return Spread(tile, 2, 3, 1, LANE_BITS, self.row_warps, between=True)
 
 
+@dataclass(frozen=True)
+class BlockDeal(Deal):
+    """Tiles lie so that a thread reads 16 bytes of each operand of an f32 product at once: runs of RUN along rows and
+    columns, a warp 4 threads high and 8 wide (whose reads of either operand are 128 different bytes or fewer), warps
+    2**row_warps x 2**column_warps."""
+
+    row_warps: int = 0
+    column_warps: int = 0
+
+    def _row(self, axis: str) -> Spread:
+        above = LANE_BITS + self.column_warps
+        return self._side(axis, Spread(self.tiles[axis], 3, 2, BLOCK_RUN, above, self.row_warps))
+
+    def _column(self, axis: str) -> Spread:
+        return self._side(axis, Spread(self.tiles[axis], 0, 3, BLOCK_RUN, LANE_BITS, self.column_warps))
+
+    def _side(self, axis: str, whole: Spread) -> Spread:
+        tile = self.tiles[axis]
+        if tile % (whole.run * whole.step) == 0:
+            return whole
+        return Spread(tile, whole.low, bits_for(tile, whole.bits))
+
+
+BLOCK_RUN = 4
+BLOCK_VALUES = 64  # a thread's block of a product: 8 x 8, of which each value read serves 8 products
+
+
+def block_deal(demands: Iterable[Demand], tiles: dict[str, int]) -> BlockDeal | None:
+    """The same sides for products on register blocks; None where a product's tile does not divide into them."""
+    wide = _products_first(demands, tiles)
+    products = [d for d in wide if d.kind == "dot"]
+    if not products or any(len(d.axes) != 2 for d in products):
+        return None
+    rows = _row_axes(wide)
+    if any((d.axes[0] in rows) == (d.axes[1] in rows) for d in products):
+        return None
+    sizes = [sorted(d.axes, key=lambda a: a not in rows) for d in products]
+    able = [
+        (r, c)
+        for r in range(4)
+        for c in range(4)
+        if 2 <= r + c <= 3 and all(tiles[m] % (16 << r) == 0 and tiles[n] % (32 << c) == 0 for m, n in sizes)
+    ]
+    if not able:
+        return None
+    m, n = (tiles[a] for a in sizes[0])
+
+    def worth(choice: tuple[int, int]) -> tuple[int, int, float]:
+        """Enough threads for blocks of BLOCK_VALUES, no more, and blocks as square as can be."""
+        r, c = choice
+        return (
+            max(BLOCK_VALUES, m * n >> (5 + r + c)),
+            r + c,
+            abs(math.log2((m >> (2 + r)) / (n >> (3 + c)))),
+        )
+
+    row_warps, column_warps = min(able, key=worth)
+    return BlockDeal(
+        2 + row_warps,
+        3 + column_warps,
+        tiles,
+        rows,
+        BLOCK_RUN,
+        row_warps=row_warps,
+        column_warps=column_warps,
+    )
+
+
+def _products_first(demands: Iterable[Demand], tiles: dict[str, int]) -> list[Demand]:
+    wide = (d for d in demands if len(d.axes) > 1)
+    return sorted(wide, key=lambda d: (d.kind != "dot", -_size(d, tiles)))
+
+
 def deal(demands: Iterable[Demand], tiles: dict[str, int], run: int = 1) -> Deal:
     """Sides for all axes, products first, and the thread grid that suits the first two-axis tile."""
-    wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
+    wide = _products_first(demands, tiles)
     if not wide:
         largest = max(tiles.values(), default=1)
         bits = LARGEST_BLOCK_BITS if largest >= 8 << LARGEST_BLOCK_BITS else SMALLEST_BLOCK_BITS
+        while bits < LONGEST_BLOCK_BITS and largest > VALUES_PER_THREAD << bits:
+            bits += 1
         return Deal(0, bits, tiles, frozenset(), run)
     row_bits, column_bits = _grid(wide[0], tiles)
     return Deal(row_bits, column_bits, tiles, _row_axes(wide), run)
@@ -222,7 +298,7 @@ def fragment_deal(
     demands: Iterable[Demand], tiles: dict[str, int], row_warps: int, column_warps: int
 ) -> FragmentDeal:
     """The same sides, laid over warps as matrix units need it."""
-    wide = sorted((d for d in demands if len(d.axes) > 1), key=lambda d: (d.kind != "dot", -_size(d, tiles)))
+    wide = _products_first(demands, tiles)
     return FragmentDeal(
         3 + row_warps,
         2 + column_warps,

@@ -21,51 +21,35 @@ from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
-    AxisIndex,
     Cast,
     Const,
     Dot,
     Expr,
-    ExtentRef,
-    For,
-    Grid,
     Let,
     Load,
-    LoopAxis,
     Name,
-    Stmt,
-    Store,
     TileProgram,
     TileType,
-    expressions,
     statements,
     subexpressions,
 )
-from .deal import Deal, Demand, FragmentDeal, Layout, Spread, fragment_deal
-from .scalar_cuda import Code, convert
-from .shared_memory import Touched
+from .deal import Deal, Demand, FragmentDeal, fragment_deal
+from .scalar_cuda import Code
 from .simt import Kernel
-from .simt_elements import NARROW, Wide
 from .simt_source import (
     Point,
     Registers,
     Staged,
     Value,
-    arena_bytes,
-    starts_late,
 )
-from .tile_types import Context, Facts, contexts, is_product, leaves, rewrite, static_value, tile_axes
+from .streams import SIXTEEN, Streams, assumptions, facts_of, with_named_operands
+from .tile_types import Context, contexts, is_product, leaves, rewrite, tile_axes
 
-SIXTEEN = (DType.F16, DType.BF16)
 STEP = 16  # elements of the contracted axis that one instruction takes
 EIGHT_WARPS_FROM = 1 << 15  # elements of a product that eight warps share instead of four
 CHUNK = 8  # elements that one asynchronous copy moves: 16 bytes
-MOST_STAGES, LEAST_STAGES = 3, 2
-BLOCKS_PER_SM = 2  # a deeper ring than lets so many blocks share a multiprocessor does not pay
-GROUP = 8
 LOG2_E = 1.4426950408889634
 LANE_BITS = 5
-RESERVED_BYTES = 2048  # of each block's shared memory: the driver's, and small tiles
 
 
 class Unfit(Exception):
@@ -84,15 +68,9 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment. Raises `Unfit`."""
     if target.capability < (8, 0):
         raise Unfit(f"{target.name} has no mma.sync for this shape")
-    program = with_named_operands(program)
+    program = with_named_operands(program, rounds=True)
     check(program)
-    ragged = Wide(CHUNK, tuple(dict.fromkeys(packed_extents(program), CHUNK).items()))
-    whole = Wide(CHUNK, tuple({**dict(ragged.multiples), **tile_multiples(program)}.items()))
-    made: list[Kernel] = []
-    for wide, suffix in ((whole, ""), (ragged, "ragged"), (NARROW, "any")):
-        if not made or wide != made[-1].wide:
-            made.append(MatrixKernel(program, target, wide, suffix))
-    return made
+    return [MatrixKernel(program, target, wide, suffix) for wide, suffix in assumptions(program, CHUNK)]
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
@@ -104,36 +82,6 @@ def why_not(program: TileProgram, target: CudaTarget) -> str | None:
     except TileError as reason:
         return reason.diagnostics[0].message
     return None
-
-
-def packed_extents(program: TileProgram) -> list[str]:
-    """Extents, known at run time only, of the axes along which tiles are copied by chunks."""
-    statics = dict(program.statics)
-    found = []
-    for t, subscripts in accesses(program):
-        axis = subscripts[-1] if subscripts else None
-        extent = program.param(t).shape[-1] if subscripts else None
-        is_open = isinstance(extent, ExtentRef) and extent.name not in statics
-        if is_open and isinstance(axis, AxisIndex) and axis.axis in tile_axes(program, statics):
-            assert isinstance(extent, ExtentRef)
-            found.append(extent.name)
-    return found
-
-
-def accesses(program: TileProgram) -> list[tuple[str, tuple[Expr, ...]]]:
-    every = [x for s in statements(program.body) for e in expressions(s) for x in subexpressions(e)]
-    moved = [(x.tensor, x.subscripts) for x in every if isinstance(x, Load)]
-    return moved + [(s.tensor, s.subscripts) for s in statements(program.body) if isinstance(s, Store)]
-
-
-def tile_multiples(program: TileProgram) -> dict[str, int]:
-    """Extents that are cut into tiles, each with its tile's size."""
-    statics = dict(program.statics)
-    found: dict[str, int] = {}
-    for a in tile_axes(program, statics).values():
-        if isinstance(a.extent, ExtentRef) and a.extent.name not in statics and a.tile is not None:
-            found[a.extent.name] = max(a.tile, found.get(a.extent.name, 1))
-    return found
 
 
 def check(program: TileProgram) -> None:
@@ -162,108 +110,18 @@ def check(program: TileProgram) -> None:
         raise Unfit("it has no product")
 
 
-def facts_of(program: TileProgram, tiles: dict[str, int]) -> Facts:
-    return Facts({p.name: p.dtype for p in program.params}, {s.name: s.dtype for s in program.scalars}, tiles)
-
-
-# ---------------------------------------------------------------- the program in the form this tier takes
-
-
-def with_named_operands(program: TileProgram) -> TileProgram:
-    """The same program: operands read from memory are named tiles, and both operands of a product have one type."""
-    statics = dict(program.statics)
-    facts = facts_of(program, {a: x.tile or 1 for a, x in tile_axes(program, statics).items()})
-    return replace(program, body=_Naming(facts).block(program.body, {}))
-
-
-class _Naming:
-    def __init__(self, facts: Facts) -> None:
-        self.facts, self.count = facts, 0
-
-    def block(self, body: tuple[Stmt, ...], types: dict[str, TileType]) -> tuple[Stmt, ...]:
-        out: list[Stmt] = []
-        for s in body:
-            match s:
-                case Let():
-                    out.append(replace(s, value=self.named(s.value, types, out)))
-                    types[s.name] = s.type
-                case Store():
-                    out.append(replace(s, value=self.named(s.value, types, out)))
-                case Grid():
-                    out.append(replace(s, body=self.block(s.body, dict(types))))
-                case For():
-                    types.update({c.name: c.type for c in s.carries})
-                    inside = dict(types)
-                    inner = list(self.block(s.body, inside))
-                    yields = tuple(self.named(y, inside, inner) for y in s.yields)
-                    out.append(replace(s, body=tuple(inner), yields=yields))
-        return tuple(out)
-
-    def named(self, e: Expr, types: dict[str, TileType], out: list[Stmt]) -> Expr:
-        def rule(x: Expr) -> Expr:
-            if not isinstance(x, Dot):
-                return x
-            return replace(x, a=self.operand(x.a, x.b, types, out), b=self.operand(x.b, x.a, types, out))
-
-        return rewrite(e, rule)
-
-    def operand(self, e: Expr, other: Expr, types: dict[str, TileType], out: list[Stmt]) -> Expr:
-        mine, its = self.facts.type_of(e, types), self.facts.type_of(other, types)
-        if isinstance(e, Load):
-            self.count += 1
-            name = f"{e.tensor} operand {self.count}"
-            out.append(Let(name, mine, e))
-            types[name] = mine
-            return Name(name)
-        if mine.dtype is DType.F32 and its.dtype in SIXTEEN:
-            return Cast(its.dtype, e)
-        return e
-
-
 # ---------------------------------------------------------------- the kernel
 
 
-class MatrixKernel(Kernel):
+class MatrixKernel(Streams):
     """Emits one program."""
 
     tier = "mma"
-
-    def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str) -> None:
-        self.streamed: set[str] = set()
-        self.awaited: set[str] = set()  # buffers that copies under way are filling
-        self.stages = MOST_STAGES
-        super().__init__(program, target, wide, suffix)
+    copied = SIXTEEN
 
     def _give_names(self) -> None:
         self.rounds = True  # operands and weights are rounded to 16 bits
         super()._give_names()
-
-    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
-        """Tiles of a product in groups of GROUP rows, rows fastest: blocks that run together read the same tiles."""
-        two = axes[-2:]
-        plain = len(two) == 2 and all(a.tile is not None and a.lo is None and a.hi is None for a in two)
-        if not plain or any(
-            isinstance(s, For) and s.axis.hi is not None for s in statements(self.program.body)
-        ):
-            super()._task_indices(axes, counts)
-            return
-        names = [self.axis_names[a.name] for a in two]
-        rows, columns = counts[-2:]
-        rest = "task"
-        if len(axes) > 2:
-            inner = self.assign("tiles", Code(f"{rows} * {columns}", DType.I64))
-            rest = self.assign("tile", Code(f"task % {inner}", DType.I64))
-            for a, count in reversed(list(zip(axes[:-2], counts[:-2], strict=True))):
-                left = self.assign("rest", Code(f"task // {inner}", DType.I64))
-                here = f"{left} % {count}"
-                name = self.axis_names[a.name]
-                self.text.line(f"{name.index if a.tile is None else name.first} = ({here}) * {a.tile or 1}")
-                inner = self.assign("tiles", Code(f"{inner} * {count}", DType.I64))
-        group = self.assign("group", Code(f"{rest} // ({GROUP} * {columns}) * {GROUP}", DType.I64))
-        inside = self.assign("inside", Code(f"{rest} % ({GROUP} * {columns})", DType.I64))
-        high = self.assign("high", Code(f"min({rows} - {group}, {GROUP})", DType.I64))
-        self.text.line(f"{names[0].first} = ({group} + {inside} % {high}) * {two[0].tile}")
-        self.text.line(f"{names[1].first} = {inside} // {high} * {two[1].tile}")
 
     # ------------------------------------------------------------ where things lie
 
@@ -365,228 +223,6 @@ class MatrixKernel(Kernel):
         t = self.facts.type_of(e, self.types)
         return not t.axes and t.dtype is DType.F32
 
-    # ------------------------------------------------------------ copies
-
-    def let(self, s: Let) -> None:
-        if s.name in self.streamed:
-            return
-        if s.name in self.crossing and isinstance(s.value, Load) and self._copies(s.value, s.type):
-            staged = self.place(f"{s.name}_shared", s.type)
-            self.note(self.memory.write(staged.buffer))
-            self.copy(self._with_scalars(s.value), s.type, staged)
-            self.text.line("commit_copies()")
-            self.awaited.add(staged.buffer.name)
-            self.bind(s.name, Value(s.type, staged=staged))
-            return
-        super().let(s)
-
-    def _copies(self, e: Load, t: TileType) -> bool:
-        """Can a tile be copied in chunks of 16 bytes?"""
-        last = e.subscripts[-1] if e.subscripts else None
-        if (
-            self.wide.run == 1
-            or t.dtype not in SIXTEEN
-            or len(t.axes) != 2
-            or not isinstance(last, AxisIndex)
-        ):
-            return False
-        if last.axis != t.axes[-1] or self.tiles[last.axis] % CHUNK or last.axis not in self.live:
-            return False
-        param, live = self.program.param(e.tensor), self.live
-        extent = static_value(live[last.axis].extent, self.statics)
-        whole = (
-            extent % CHUNK == 0 if extent is not None else self.wide.divides(live[last.axis].extent, CHUNK)
-        )
-        spans = [self.facts.type_of(x, self.types).axes for x in e.subscripts]
-        inside = all(
-            not axes or self.covers(x, n) for x, axes, n in zip(e.subscripts, spans, param.shape, strict=True)
-        )
-        free = not any(self.depends_on_tensors(x) for x in e.subscripts)
-        return whole and inside and free and e.tensor not in self.shared_tensors
-
-    def _with_scalars(self, e: Load) -> Load:
-        """The same with what its lanes share computed before."""
-        found = self.hoisted(e)
-        assert isinstance(found, Load)
-        return found
-
-    def copy(self, e: Load, t: TileType, staged: Staged) -> None:
-        """Start copying a tile; chunks that do not exist become zero."""
-        self.wide_tensors[e.tensor] = None
-        row, column = t.axes
-        along = self.tiles[column] // CHUNK
-        pieces, threads = self.tiles[row] * along, self.deal.threads
-        names = {a: self.axis_names[a] for a in t.axes}
-        at = Point(Layout(t.axes, tuple(Spread(self.tiles[a]) for a in t.axes)), dict.fromkeys(t.axes, "0"))
-        param, depth = self.program.param(e.tensor), self.text.depth
-        where = {a: self.names.fresh(f"{a}_at") for a in t.axes}
-        bare = [i for i, x in enumerate(e.subscripts) if x == AxisIndex(row)]
-        others = [x for x in e.subscripts if x != AxisIndex(row)]
-        stepping = len(bare) == 1 and not any(self._mentions(x, row) for x in others)
-        even = threads % along == 0 and pieces % threads == 0 and stepping
-        piece = self.names.fresh("piece")
-        if even:  # rounds differ by whole rows: one address, and a step
-            rows = threads // along
-            self.text.line(f"{where[row]} = thread // {along}")
-            self.text.line(f"{where[column]} = thread % {along} * {CHUNK}")
-        else:
-            self.text.line(f"for {piece} in range({-(-pieces // threads)}):")
-            self.text.depth += 1
-            if pieces % threads:
-                self.text.line(f"if thread + {threads} * {piece} < {pieces}:")
-                self.text.depth += 1
-            self.text.line(f"{where[row]} = (thread + {threads} * {piece}) // {along}")
-            self.text.line(f"{where[column]} = (thread + {threads} * {piece}) % {along} * {CHUNK}")
-        for a in t.axes:
-            first = "" if a in self._whole() else f"{names[a].first} + "
-            self.text.line(f"{names[a].index} = {first}{where[a]}")
-        subscripts = [convert(self.cut(self.emit(x, at), 40), DType.I64) for x in e.subscripts]
-        loose = [not self.facts.type_of(x, self.types).axes for x in e.subscripts]
-        offset = self.offset(param, subscripts, packed=True)
-        place = f"{where[row]} * {staged.pitches[0]} + {where[column]}{staged.offset}"
-        outside = self.within(param, e.subscripts, subscripts, loose)
-        if even:
-            offset = self.cut(Code(offset, DType.I64), 0).text
-            place = self.cut(Code(place, DType.I64), 0).text
-            step = self.cut(Code(f"{rows} * {self.strides[e.tensor][bare[0]]}", DType.I64), 0).text
-            self.text.line(f"for {piece} in range({pieces // threads}):")
-            self.text.depth += 1
-            place, offset = f"{place} + {rows * staged.pitches[0]} * {piece}", f"{offset} + {step} * {piece}"
-            self.text.line(
-                f"{names[row].index} = {names[row].first} + {where[row]} + {rows} * {piece}"
-                if row not in self._whole()
-                else f"{names[row].index} = {where[row]} + {rows} * {piece}"
-            )
-        checks = [x for a in t.axes for x in self.lane_checks(at, a)] + outside
-        self.text.line(
-            f"copy16_{t.dtype}({staged.buffer.name}, {place}, {self.tensors[e.tensor]}, "
-            f"{offset}, {' and '.join(checks) or 'True'})"
-        )
-        self.text.depth = depth
-
-    def _mentions(self, e: Expr, axis: str) -> bool:
-        return any(isinstance(x, AxisIndex) and x.axis == axis for x in subexpressions(e))
-
-    def settle(self, staged: Staged) -> None:
-        """Before a read: wait for what is being copied there."""
-        if staged.buffer.name in self.awaited:
-            self.text.line("wait_copies0()")
-            self.text.line("cuda.syncthreads()")
-            self.awaited.clear()
-            self.memory.touched = Touched()
-        self.note(self.memory.read(staged.buffer))
-
-    def prepare(self, e: Expr, layout: Layout) -> None:
-        for x in dict.fromkeys(x.name for x in leaves(e) if isinstance(x, Name)):
-            staged = self.values[x].staged
-            if staged is not None and staged.buffer.name in self.awaited:
-                self.settle(staged)
-        super().prepare(e, layout)
-
-    # ------------------------------------------------------------ loops over tiles that come ahead
-
-    def loop(self, s: For) -> None:
-        streams = [] if s.reverse else self._streams(s)
-        if not streams:
-            super().loop(s)
-            return
-        self.start_carries(s)
-        streams = [
-            replace(x, value=self._with_scalars(x.value)) for x in streams if isinstance(x.value, Load)
-        ]
-        self.stages = self._depth(streams)
-        rings = {let.name: self._ring(let) for let in streams}
-        first, end = self.bounds(s.axis)
-        size = s.axis.tile or 1
-        names = self.axis_names[s.axis.name]
-        start = (
-            self.assign(f"{s.axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64))
-            if first != "0"
-            else "0"
-        )
-        stop = self.assign(f"{s.axis.name}_stop", Code(end, DType.I64))
-        if starts_late(s.axis):
-            self.text.line(f"{stop} = {stop} if {first} < {stop} else {start}")
-        self.live[s.axis.name] = s.axis
-        with self.whole_tiles(s):
-            for stage in range(self.stages - 1):
-                self.text.line(f"{names.first} = {start} + {stage * size}")
-                self._ask(streams, rings, stop, names.first, str(stage))
-            slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
-            self.text.line(f"{slot} = 0")
-            self.text.line(f"{ahead} = {self.stages - 1}")
-            visited = self.names.fresh(f"{s.axis.name}_now")
-            self.text.line(f"for {visited} in range({start}, {stop}, {size}):")
-            held = set(self.awaited)
-            with self.text.indented(), self.back_edge():
-                self.text.line(f"wait_copies{self.stages - 2}()")
-                self.text.line("cuda.syncthreads()")
-                self.memory.touched = Touched()
-                self.awaited.clear()
-                self.text.line(f"{names.first} = {visited} + {(self.stages - 1) * size}")
-                self._ask(streams, rings, stop, names.first, ahead)
-                self.text.line(f"{names.first} = {visited}")
-                for let in streams:
-                    ring = rings[let.name]
-                    each = ring.buffer.size // self.stages
-                    self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {each}")))
-                self.streamed |= {let.name for let in streams}
-                self.loop_body(s)
-                for variable in (slot, ahead):
-                    self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
-            self.text.line("wait_copies0()")
-            self.awaited |= held
-        del self.live[s.axis.name]
-        self.streamed -= {let.name for let in streams}
-        for let in streams:
-            del self.values[let.name]
-            self.memory.free(rings[let.name].buffer)
-
-    def _streams(self, s: For) -> list[Let]:
-        """Tiles of the loop that come from memory and that products alone read."""
-        self.live[s.axis.name] = s.axis
-        inside = {x.name for x in statements(s.body) if isinstance(x, Let)}
-        found = []
-        for let in s.body:
-            if not isinstance(let, Let) or not isinstance(let.value, Load) or let.name not in self.crossing:
-                continue
-            free = not any(isinstance(x, Name) and x.name in inside for x in subexpressions(let.value))
-            if free and s.axis.name in let.type.axes and self._copies(let.value, let.type):
-                found.append(let)
-        del self.live[s.axis.name]
-        return found
-
-    def _depth(self, streams: list[Let]) -> int:
-        """Steps that a ring holds: three where two blocks with such rings fit a multiprocessor."""
-        one = sum(arena_bytes(x.type.dtype) * self._elements(x.type) for x in streams)
-        held = sum(arena_bytes(b.dtype) * b.size for b in self.memory.live)
-        room = self.target.shared_per_sm_bytes // BLOCKS_PER_SM - RESERVED_BYTES
-        return MOST_STAGES if held + MOST_STAGES * one <= room else LEAST_STAGES
-
-    def _elements(self, t: TileType) -> int:
-        row, column = (self.tiles[a] for a in t.axes)
-        return row * (column + CHUNK)
-
-    def _ring(self, let: Let) -> Staged:
-        one = self.place(f"{let.name}_ring", let.type)
-        self.memory.free(one.buffer)
-        self.memory.all_buffers.remove(one.buffer)
-        buffer = self.memory.allocate(one.buffer.name, one.buffer.dtype, one.buffer.size * self.stages)
-        self.note(self.memory.write(buffer))
-        return replace(one, buffer=buffer)
-
-    def _ask(self, streams: list[Let], rings: Mapping[str, Staged], stop: str, first: str, slot: str) -> None:
-        """Start the copies of one step, if there is one."""
-        self.text.line(f"if {first} < {stop}:")
-        with self.text.indented():
-            for let in streams:
-                ring = rings[let.name]
-                each = ring.buffer.size // self.stages
-                assert isinstance(let.value, Load)
-                offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
-                self.copy(let.value, let.type, replace(ring, offset=offset))
-        self.text.line("commit_copies()")
-
     # ------------------------------------------------------------ products
 
     def operand(self, e: Expr) -> Staged | RegisterOperand:  # type: ignore[override]
@@ -637,7 +273,7 @@ class MatrixKernel(Kernel):
             x: Point(layout, {y: "1" if y == x else "0" for y in layout.axes}).element(layout)
             for x in layout.axes
         }
-        row_stride, column_stride = (_times(strides[x]) for x in (row, column))
+        row_stride, column_stride = (_stride(strides[x]) for x in (row, column))
         i, j = self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i")
         for k in range(self.tiles[over] // STEP):
             if source_a is not None:
@@ -744,6 +380,6 @@ class MatrixKernel(Kernel):
                 self.text.line(f"{part}[4 * {counter} + {piece}] = pack_{element}({', '.join(values)})")
 
 
-def _times(text: str) -> int:
+def _stride(text: str) -> int:
     """The stride that `Point.element` gives a counter of 1: "1" or "1 * n"."""
     return int(text.rpartition("* ")[2])

@@ -140,6 +140,9 @@ def operation(op: str, operands: list[Code]) -> Code:
     meet = operating_type(op, operands)
     if op == "where":
         chosen, other = (convert(o, meet) for o in operands[1:])
+        if meet is DType.F32 and (intrinsics_in(chosen.text) or intrinsics_in(other.text)):
+            # both sides are computed: a branch would keep what they share with other code from being computed once
+            return Code(f"select_f32({operands[0].text}, {chosen.text}, {other.text})", meet)
         return Code(f"{chosen.operand} if {operands[0].operand} else {other.operand}", meet, False)
     a = [convert(o, meet) if meet is not DType.BOOL else o for o in operands]
     if op in COMPARISONS:

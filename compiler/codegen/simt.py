@@ -91,15 +91,13 @@ from .tile_types import (
     without,
 )
 
+SIXTEEN = (DType.F16, DType.BF16)
 MOST_VALUES = 128  # elements of one tile a thread may hold in registers
 
 
 def generate(module: TileModule, target: CudaTarget) -> str:
     """The source of a module's kernels for a target. Raises `TileError` where a tile does not fit, naming the tile."""
-    from . import mma, wgmma  # which build on this module
-
-    makers = {"mma": mma.variants, "wgmma": wgmma.variants}
-    kernels = [k for p in module.programs for k in makers.get(p.tier, variants)(p, target)]
+    kernels = [k for p in module.programs for k in kernels_of(p, target)]
     bodies = ["\n".join(k.lines()) for k in kernels]
     ours = sorted(set[str]().union(*(intrinsics_in(b) for b in bodies)))
     head = [
@@ -117,6 +115,17 @@ def generate(module: TileModule, target: CudaTarget) -> str:
     return "\n".join([*head, "", "", *("\n\n\n".join(bodies).split("\n")), "", "", *launches, ""])
 
 
+def kernels_of(program: TileProgram, target: CudaTarget) -> list[Kernel]:
+    """The kernels of a program by its tier and kind, the preferred first."""
+    from . import mma, simt_product, wgmma  # which build on this module
+
+    if program.tier == "mma":
+        return mma.variants(program, target)
+    if program.tier == "wgmma":
+        return wgmma.variants(program, target)
+    return simt_product.variants(program, target) or variants(program, target)
+
+
 def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment."""
     plain = Kernel(program, target)
@@ -126,17 +135,17 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     preferred = Kernel(program, target, wide)
     if not preferred.wide_tensors:
         return [plain]
-    made = [preferred, Kernel(program, target, suffix="any")]
-    short = tuple(
-        {a.extent.name: a.tile for a in _rows(program) if isinstance(a.extent, ExtentRef) and a.tile}.items()
-    )
-    if short:
-        made = [
-            Kernel(program, target, replace(wide, at_most=short)),
-            Kernel(program, target, wide, "long"),
-            made[1],
-        ]
-    return made
+    rows = {a.extent.name: a.tile for a in _rows(program) if isinstance(a.extent, ExtentRef) and a.tile}
+    if not rows:
+        return [preferred, Kernel(program, target, suffix="any")]
+    short = replace(wide, at_most=tuple(rows.items()))
+    whole = replace(short, multiples=tuple({**dict(wide.multiples), **rows}.items()))
+    return [
+        Kernel(program, target, whole),
+        Kernel(program, target, short, "ragged"),
+        Kernel(program, target, wide, "long"),
+        Kernel(program, target, suffix="any"),
+    ]
 
 
 def _rows(program: TileProgram) -> list[LoopAxis]:
@@ -180,6 +189,10 @@ class Kernel(Elements):
     """Emits one program. Statements are visited once, in order; what is known about memory goes along."""
 
     tier = "simt"
+    resident = 1
+    """Blocks that a multiprocessor must be able to hold, which bounds the registers of a thread."""
+    aligned = False
+    """Are shared tiles read 16 bytes at a time?"""
 
     def __init__(
         self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW, suffix: str = ""
@@ -289,6 +302,8 @@ class Kernel(Elements):
         dynamic = 0 if arena is None else self.memory.arenas()[arena] * arena_bytes(arena)
         count = self._task_count()
         told = f', "program": {self.program.name!r}' if self.name != self.program.name else ""
+        if self.resident > 1:
+            told += f', "resident": {self.resident}'
         if self.wide.at_most:
             told += f', "at_most": {dict(self.wide.at_most)!r}'
         if self.wide.multiples:
@@ -317,14 +332,14 @@ class Kernel(Elements):
         """The finished function."""
         arenas = self.memory.arenas()
         dynamic = self.dynamic()
-        head = [f"@cuda.jit(launch_bounds=({self.deal.threads}, 1))", f"def {self.name}("]
+        head = [f"@cuda.jit(launch_bounds=({self.deal.threads}, {self.resident}))", f"def {self.name}("]
         head += [f"    {p}," for p in self._parameters()]
         head.append("):")
         body = [f"    {c}" for c in self._comments()]
         body.append("    thread = i64(cuda.threadIdx.x)")
         body += [f"    {line}" for line in self._coordinate_lines()]
         for dtype, size in arenas.items():
-            aligned = ", alignment=16" if dtype in (DType.F16, DType.BF16) else ""
+            aligned = ", alignment=16" if dtype in (DType.F16, DType.BF16) or self.aligned else ""
             kind = arena_type(dtype)
             body.append(
                 f"    shared_{dtype} = cuda.shared.array({0 if dtype is dynamic else size}, {kind}{aligned})"
@@ -475,11 +490,13 @@ class Kernel(Elements):
 
     @contextmanager
     def tasks(self, count: str) -> Iterator[None]:
-        """The loop of a block over its tasks."""
+        """The loop of a block over its tasks. (A range with a step that is not constant divides to count its rounds.)"""
         self.text.line(f"tasks = {count}")
-        self.text.line("for task in range(i64(cuda.blockIdx.x), tasks, i64(cuda.gridDim.x)):")
+        self.text.line("task = i64(cuda.blockIdx.x)")
+        self.text.line("while task < tasks:")
         with self.text.indented(), self.back_edge():
             yield
+            self.text.line("task += i64(cuda.gridDim.x)")
 
     @contextmanager
     def back_edge(self) -> Iterator[None]:
@@ -718,6 +735,10 @@ class Kernel(Elements):
         buffer = self.memory.allocate(self.names.fresh(name), compute(t.dtype), size)
         return Staged(buffer, t.axes, tuple(reversed(pitches)))
 
+    def settle(self, staged: Staged) -> None:
+        """Before a read of a staged tile."""
+        self.note(self.memory.read(staged.buffer))
+
     def note(self, barrier_due: bool) -> None:
         if barrier_due:
             self.text.line("cuda.syncthreads()")
@@ -811,26 +832,36 @@ class Kernel(Elements):
 
     def product(self, d: Dot, a: Staged, b: Staged, target: Registers, dtype: DType) -> None:
         """target += a · b, each thread its block of the result, one step of the contracted axes at a time."""
-        self.note(self.memory.read(a.buffer))
-        self.note(self.memory.read(b.buffer))
+        self.settle(a)
+        self.settle(b)
         layout = target.layout
         parts = [self.fragment(s, layout, dtype) for s in (a, b)]
-        counters = {}
-        depth = self.text.depth
+        over = Layout(d.over, tuple(Spread(self.tiles[x]) for x in d.over))
+        for counters in self.steps(d):
+            for staged, part in zip((a, b), parts, strict=True):
+                self.fetch(staged, part, over, counters, dtype)
+            for at in self.nest(layout, []):
+                old, x, y = (Code(f"{r.array}[{at.element(r.layout)}]", dtype) for r in (target, *parts))
+                self.text.line(f"{old.text} = {operation('fma', [x, y, old]).text}")
+
+    def steps(self, d: Dot) -> Iterator[dict[str, str]]:
+        """The loops over the contracted axes, open around what is emitted for the counters given."""
+        counters, depth = {}, self.text.depth
         for axis in d.over:
             counters[axis] = self.axis_names[axis].counter
             self.text.line(f"for {counters[axis]} in range({self.tiles[axis]}):")
             self.text.depth += 1
-        over = Layout(d.over, tuple(Spread(self.tiles[x]) for x in d.over))
-        for staged, part in zip((a, b), parts, strict=True):
-            for at in self.nest(part.layout, []):
-                whole = Point(joined(part.layout, over), {**at.counters, **counters})
-                value = convert(Code(self.spot(staged, whole), compute(staged.buffer.dtype)), dtype)
-                self.text.line(f"{part.array}[{at.element(part.layout)}] = {value.text}")
-        for at in self.nest(layout, []):
-            old, x, y = (Code(f"{r.array}[{at.element(r.layout)}]", dtype) for r in (target, *parts))
-            self.text.line(f"{old.text} = {operation('fma', [x, y, old]).text}")
+        yield counters
         self.text.depth = depth
+
+    def fetch(
+        self, staged: Staged, part: Registers, over: Layout, counters: dict[str, str], dtype: DType
+    ) -> None:
+        """Read what a thread needs of an operand at one step."""
+        for at in self.nest(part.layout, []):
+            whole = Point(joined(part.layout, over), {**at.counters, **counters})
+            value = convert(Code(self.spot(staged, whole), compute(staged.buffer.dtype)), dtype)
+            self.text.line(f"{part.array}[{at.element(part.layout)}] = {value.text}")
 
     def fragment(self, staged: Staged, layout: Layout, dtype: DType) -> Registers:
         """Registers for what a thread reads of an operand at one step."""
@@ -902,7 +933,11 @@ class Kernel(Elements):
         ):
             return False
         registers = self.registers(f"{s.tensor}_out", TileType(param.dtype, layout.axes), layout)
-        self.map(registers, param.dtype, value)
+        match value:  # the store rounds
+            case Cast(dtype=to, arg=x) if to is param.dtype and to in SIXTEEN:
+                if self.facts.type_of(x, self.types).dtype in (DType.F32, to):
+                    value = x
+        self.map(registers, DType.F32 if param.dtype in SIXTEEN else param.dtype, value)
         self.wide_tensors[s.tensor] = None
         run, width = layout.spread(axis).run, min(16, layout.spread(axis).run * param.dtype.bytes)
         depth = self.text.depth

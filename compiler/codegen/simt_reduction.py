@@ -40,6 +40,7 @@ ACCUMULATORS = {
     "all": "every",
 }
 LANE_BITS = 5
+MANY_WARPS = 8
 
 
 class Reduction:
@@ -161,7 +162,14 @@ class Reduction:
                         k.text.line(f"{self.element(array, at)} = {name}")
 
     def fold_parts(self, parts: list[Staged], stride: int, count: int, at: Point) -> None:
+        """Fold the warps' parts of one element: many of them a part a lane, then between lanes."""
         k = self.k
+        if count >= MANY_WARPS:
+            for name, p in zip((self.name, self.place), parts, strict=False):
+                k.text.line(f"{name} = {self.spot(p, at, f'(thread & {count - 1})', stride)}")
+            for bit in reversed(range(count.bit_length() - 1)):
+                self.shuffle(1 << bit)
+            return
         for name, p in zip((self.name, self.place), parts, strict=False):
             k.text.line(f"{name} = {self.spot(p, at, '0', stride)}")
         counter = k.names.fresh("warp")

@@ -64,6 +64,10 @@ WARPGROUP_TILES = TileSizes(
     row=128, column=256, inner=64, query=128, key=128, line=1024, lines=4, flat=2048, volume=1 << 15
 )
 MATRIX_TIERS = ("mma", "wgmma")
+BLOCK_TILES = TileSizes(
+    row=128, column=128, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 14
+)
+"""Products on f32 units: 256 threads of 8 x 8 results, where they make a block for each multiprocessor."""
 SIXTEEN = (DType.F16, DType.BF16)
 
 
@@ -79,17 +83,37 @@ def region_tiles(
     if not isinstance(target, CudaTarget):
         return tile_sizes(target)
     if schedule.tier not in MATRIX_TIERS or not _on_matrix_units(region):
+        if _is_plain_product(region) and _tasks(graph, roles, sizes, BLOCK_TILES) >= (target.sms or 1):
+            return BLOCK_TILES
         return _row_tiles(graph, region, roles, sizes)
     if schedule.tier == "wgmma":
         return _warpgroup_tiles(graph, region, roles, sizes, target)
     many = MATRIX_TILES
+    count = _tasks(graph, roles, sizes, many)
+    wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
+    return SMALL_MATRIX_TILES if count < (target.sms or 1) or wide else many
+
+
+def _tasks(graph: Graph, roles: Roles, sizes: Mapping[str, int], s: TileSizes) -> int:
+    """Blocks that have work at these tiles."""
     count = 1
     for axis in roles.grid:
         size = axis_size(graph, axis, sizes) or 1
-        tile = many.query if roles.contraction_inside else many.row
+        tile = s.query if roles.contraction_inside else s.row
         count *= -(-size // tile) if axis in roles.tiled else size
-    wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
-    return SMALL_MATRIX_TILES if count < (target.sms or 1) or wide else many
+    return count
+
+
+def _is_plain_product(region: Region) -> bool:
+    """Are its reductions all contractions, none inside another, of f32 operands?"""
+    found = reductions(region.values)
+    reads = (n for r in found for n in walk([r.body]) if isinstance(n, Read))
+    return (
+        bool(found)
+        and all(r.fn == "sum" and contraction(r.body, frozenset(r.bound)) for r in found)
+        and not any(isinstance(n, Reduce) for r in found for n in walk([r.body]))
+        and all(n.dtype is DType.F32 for n in reads)
+    )
 
 
 COLUMNS = {256: 1.0, 128: 0.85, 64: 0.6}
@@ -139,7 +163,7 @@ def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, i
     )
 
 
-SHORTEST_LINE, LONGEST_LINE = 256, 8192
+SHORTEST_LINE, LONGEST_LINE = 256, 32768
 
 
 def _along_rows(region: Region, axis: str) -> bool:

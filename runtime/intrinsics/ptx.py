@@ -27,11 +27,18 @@ def _instruction(result: Any, arguments: tuple[Any, ...], text: str) -> Any:
             constraints = ",".join(
                 ["=" + CONSTRAINT[str(kind.return_type)], *(CONSTRAINT[str(v.type)] for v in values)]
             )
-            return builder.asm(kind, text, constraints, values, False)
+            return _pure(builder.asm(kind, text, constraints, values, False))
 
         return result(*arguments), generate
 
     return intrinsic(_with_arguments(names, implement))
+
+
+def _pure(call: Any) -> Any:
+    """Says that an instruction touches no memory: NVVM then moves it out of loops and computes equal ones once."""
+    call.attributes.add("readnone")
+    call.attributes.add("nounwind")
+    return call
 
 
 def _with_arguments(names: str, implement: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,29 +114,34 @@ def _moved(element: Any, dtype: str, width: int, loads: bool) -> Any:
     """`load16_t(pointer, offset, registers, at)`: 16 (or 8, 4) bytes of a tensor, whose address is a multiple of that, to or
     from a thread's registers; f16 and bf16 lie there as f32, small integers as i32."""
     held = {"f16": f32, "bf16": f32, "i16": i32, "i8": i32, "u8": i32}.get(dtype, element)
-    convert = _widened if loads else _narrowed
 
     def implement(pointer: Any, offset: Any, registers: Any, at: Any) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
             kind = context.get_value_type(element)
             count = width * 8 // kind.width if isinstance(kind, ir.IntType) else width // SIZES[str(kind)]
-            vector = ir.VectorType(kind, count)
+            pairs = dtype in ("f16", "bf16")  # two of them are one word
+            vector = ir.VectorType(ir.IntType(32), count // 2) if pairs else ir.VectorType(kind, count)
             place = builder.bitcast(builder.gep(values[0], [values[1]]), vector.as_pointer())
             own = [
                 builder.gep(values[2], [builder.add(values[3], ir.Constant(values[3].type, i))])
                 for i in range(count)
             ]
-            lane = [ir.Constant(ir.IntType(32), i) for i in range(count)]
+            lane = [ir.Constant(ir.IntType(32), i) for i in range(vector.count)]
             if loads:
                 whole = builder.load(place, align=width)
-                for i in range(count):
-                    builder.store(convert(builder, builder.extract_element(whole, lane[i]), dtype), own[i])
+                parts = [builder.extract_element(whole, n) for n in lane]
+                found = [x for w in parts for x in _halves(builder, w, dtype)] if pairs else parts
+                for place, x in zip(own, found, strict=True):
+                    builder.store(x if pairs else _widened(builder, x, dtype), place)
             else:
+                given = [builder.load(x) for x in own]
+                if pairs:
+                    parts = [_joined(builder, given[i], given[i + 1], dtype) for i in range(0, count, 2)]
+                else:
+                    parts = [_narrowed(builder, x, dtype) for x in given]
                 whole = ir.Constant(vector, ir.Undefined)
-                for i in range(count):
-                    whole = builder.insert_element(
-                        whole, convert(builder, builder.load(own[i]), dtype), lane[i]
-                    )
+                for n, x in zip(lane, parts, strict=True):
+                    whole = builder.insert_element(whole, x, n)
                 builder.store(whole, place, align=width)
             return context.get_dummy_value()
 
@@ -141,15 +153,32 @@ def _moved(element: Any, dtype: str, width: int, loads: bool) -> Any:
 SIZES = {"float": 4, "double": 8}
 
 
+def _halves(builder: Any, word: Any, dtype: str) -> list[Any]:
+    """The two 16-bit floats of a word as f32, the lower first."""
+    if dtype == "bf16":  # the upper half of an f32
+        low = builder.shl(word, ir.Constant(word.type, 16))
+        high = builder.and_(word, ir.Constant(word.type, 0xFFFF0000))
+        return [builder.bitcast(x, ir.FloatType()) for x in (low, high)]
+    halves = [
+        builder.trunc(x, ir.IntType(16)) for x in (word, builder.lshr(word, ir.Constant(word.type, 16)))
+    ]
+    kind = ir.FunctionType(ir.FloatType(), [ir.IntType(16)])
+    return [_pure(builder.asm(kind, "cvt.f32.f16 $0, $1;", "=f,h", [x], False)) for x in halves]
+
+
+def _joined(builder: Any, low: Any, high: Any, dtype: str) -> Any:
+    """Two f32 rounded to 16-bit floats in one word."""
+    if dtype == "bf16":  # [9.7.9 cvt]: the first operand goes to the upper half
+        kind = ir.FunctionType(ir.IntType(32), [low.type, high.type])
+        return _pure(builder.asm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], False))
+    kind = ir.FunctionType(ir.IntType(16), [low.type])  # the form for two needs sm_80
+    halves = [_pure(builder.asm(kind, "cvt.rn.f16.f32 $0, $1;", "=h,f", [x], False)) for x in (low, high)]
+    words = [builder.zext(x, ir.IntType(32)) for x in halves]
+    return builder.or_(words[0], builder.shl(words[1], ir.Constant(words[1].type, 16)))
+
+
 def _widened(builder: Any, x: Any, dtype: str) -> Any:
     """An element as it is computed with."""
-    if dtype == "f16":
-        return builder.asm(
-            ir.FunctionType(ir.FloatType(), [x.type]), "cvt.f32.f16 $0, $1;", "=f,h", [x], False
-        )
-    if dtype == "bf16":
-        bits = builder.shl(builder.zext(x, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-        return builder.bitcast(bits, ir.FloatType())
     if dtype in ("i16", "i8"):
         return builder.sext(x, ir.IntType(32))
     return builder.zext(x, ir.IntType(32)) if dtype == "u8" else x
@@ -157,12 +186,9 @@ def _widened(builder: Any, x: Any, dtype: str) -> Any:
 
 def _narrowed(builder: Any, x: Any, dtype: str) -> Any:
     """A computed value as it lies in memory."""
-    if dtype in ("f16", "bf16"):
-        kind = ir.FunctionType(ir.IntType(16), [x.type])
-        return builder.asm(kind, f"cvt.rn.{dtype}.f32 $0, $1;", "=h,f", [x], False)
-    return (
-        builder.trunc(x, ir.IntType(8 if dtype.endswith("8") else 16)) if dtype in ("i16", "i8", "u8") else x
-    )
+    if dtype in ("i16", "i8", "u8"):
+        return builder.trunc(x, ir.IntType(16 if dtype == "i16" else 8))
+    return x
 
 
 MOVED = {
@@ -207,14 +233,32 @@ pow_f32, pow_f64 = libdevice.powf, libdevice.pow
 
 # [9.7.3 rcp.approx: within 1 unit in the last place]
 reciprocal_f32 = _instruction(f32, (f32,), "rcp.approx.f32 $0, $1;")
-# [9.7.3 ex2.approx: within 2 units]
-near_exp2_f32 = _instruction(f32, (f32,), "ex2.approx.f32 $0, $1;")
+# [9.7.3 ex2.approx: within 2 units]; results below 2^-126 are 0, which saves a comparison and two products each
+near_exp2_f32 = _instruction(f32, (f32,), "ex2.approx.ftz.f32 $0, $1;")
 
 
 @_function(f32(f32))
 def near_exp_f32(x: Any) -> Any:
-    """Relative error below 2^-22 + |x| 2^-24: for results that are rounded to 16 bits."""
+    """Relative error below 2^-22 + |x| 2^-24, 0 below 2^-126: for results that are rounded to 16 bits."""
     return near_exp2_f32(x * f32(1.4426950408889634))
+
+
+def _select(element: Any) -> Any:
+    """`select_t(condition, a, b)`: a where the condition holds, else b, both computed [9.7.7 selp]."""
+
+    def implement(condition: Any, a: Any, b: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            bit = context.cast(builder, values[0], signature.args[0], boolean)
+            return builder.select(
+                builder.trunc(bit, ir.IntType(1)) if bit.type.width > 1 else bit, *values[1:]
+            )
+
+        return element(boolean, element, element), generate
+
+    return intrinsic(_with_arguments("condition, a, b", implement))
+
+
+select_f32 = _select(f32)
 
 
 @_function(f64(f64))
@@ -446,11 +490,12 @@ wait_copies0, wait_copies1, wait_copies2, wait_copies3 = (  # [9.7.9.25.3.3 cp.a
 )
 
 
-def _copy16(element: Any) -> Any:
-    """`copy16_t(shared, at, pointer, offset, exists)`: start a copy of 16 bytes, of zeros where they do not exist.
+def _copied(element: Any, width: int) -> Any:
+    """`copy16_t(shared, at, pointer, offset, exists)`: start a copy of 16 (or 4) bytes, of zeros where they do not exist.
 
     [9.7.9.25.3.1 cp.async]
     """
+    kind_of_cache = "cg.shared.global.L2::128B" if width == 16 else "ca.shared.global"
 
     def implement(
         shared: Any, at: Any, pointer: Any, offset: Any, exists: Any
@@ -458,12 +503,12 @@ def _copy16(element: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
             to = _shared_address(builder, values[0], values[1])
             source = builder.ptrtoint(builder.gep(values[2], [values[3]]), ir.IntType(64))
-            sixteen = ir.Constant(ir.IntType(32), 16)
+            whole = ir.Constant(ir.IntType(32), width)
             is_there = context.cast(builder, values[4], signature.args[4], boolean)
             is_there = builder.trunc(is_there, ir.IntType(1)) if is_there.type.width > 1 else is_there
-            size = builder.select(is_there, sixteen, ir.Constant(ir.IntType(32), 0))
+            size = builder.select(is_there, whole, ir.Constant(ir.IntType(32), 0))
             kind = ir.FunctionType(ir.VoidType(), [to.type, source.type, size.type])
-            text = "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;"
+            text = f"cp.async.{kind_of_cache} [$0], [$1], {width}, $2;"
             builder.asm(kind, text, "r,l,r,~{memory}", [to, source, size], True)
             return context.get_dummy_value()
 
@@ -472,7 +517,8 @@ def _copy16(element: Any) -> Any:
     return intrinsic(_with_arguments("shared, at, pointer, offset, exists", implement))
 
 
-copy16_f16 = copy16_bf16 = _copy16(u16)
+copy16_f16 = copy16_bf16 = _copied(u16, 16)
+copy16_f32, copy4_f32 = _copied(f32, 16), _copied(f32, 4)
 
 # ---------------------------------------------------------------- matrix units (sm_80 or later)
 

@@ -1,0 +1,460 @@
+"""Tiles that come from memory ahead of their use: `cp.async` into shared memory, one or two steps of a loop early (sm_80).
+
+A loop's tiles that only products read fill a ring of buffers. Each round waits for its own step's copies, starts those of a
+later step, and computes. A copy moves 16 bytes where memory and shared memory run along the same axis and the variant takes
+rows for granted as `simt_elements.Wide` says; else 4, which also turns a tile round and serves any strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ...dsl.types import DType
+from ..target import CudaTarget
+from ..tile_ir import (
+    AxisIndex,
+    Cast,
+    Dot,
+    Expr,
+    ExtentRef,
+    For,
+    Grid,
+    Let,
+    Load,
+    LoopAxis,
+    Name,
+    Stmt,
+    Store,
+    TileProgram,
+    TileType,
+    expressions,
+    statements,
+    subexpressions,
+)
+from .deal import Layout, Spread
+from .scalar_cuda import Code, convert
+from .shared_memory import Touched
+from .simt import Kernel
+from .simt_elements import Wide
+from .simt_source import Point, Staged, Value, arena_bytes, starts_late
+from .tile_types import Facts, leaves, rewrite, static_value, tile_axes
+
+SIXTEEN = (DType.F16, DType.BF16)
+MOST_STAGES, LEAST_STAGES = 3, 2
+BLOCKS_PER_SM = 2  # a deeper ring than lets so many blocks share a multiprocessor does not pay
+RESERVED_BYTES = 2048  # of each block's shared memory: the driver's, and small tiles
+GROUP = 8  # rows of tiles that are visited together
+ASYNC_COPIES = (8, 0)  # the first capability that has them
+
+
+def chunk(dtype: DType) -> int:
+    """Elements that one asynchronous copy of 16 bytes moves."""
+    return 16 // dtype.bytes
+
+
+# ---------------------------------------------------------------- what a variant takes for granted
+
+
+def packed_extents(program: TileProgram) -> dict[str, int]:
+    """Extents, known at run time only, of the axes along which rows lie in memory, with the elements of 16 bytes."""
+    statics = dict(program.statics)
+    found: dict[str, int] = {}
+    for t, subscripts in accesses(program):
+        param = program.param(t)
+        axis = subscripts[-1] if subscripts else None
+        extent = param.shape[-1] if subscripts else None
+        is_open = isinstance(extent, ExtentRef) and extent.name not in statics
+        if is_open and isinstance(axis, AxisIndex) and axis.axis in tile_axes(program, statics):
+            assert isinstance(extent, ExtentRef)
+            found[extent.name] = max(found.get(extent.name, 1), chunk(param.dtype))
+    return found
+
+
+def accesses(program: TileProgram) -> list[tuple[str, tuple[Expr, ...]]]:
+    every = [x for s in statements(program.body) for e in expressions(s) for x in subexpressions(e)]
+    moved = [(x.tensor, x.subscripts) for x in every if isinstance(x, Load)]
+    return moved + [(s.tensor, s.subscripts) for s in statements(program.body) if isinstance(s, Store)]
+
+
+def tile_multiples(program: TileProgram) -> dict[str, int]:
+    """Extents that are cut into tiles, each with its tile's size."""
+    statics = dict(program.statics)
+    found: dict[str, int] = {}
+    for a in tile_axes(program, statics).values():
+        if isinstance(a.extent, ExtentRef) and a.extent.name not in statics and a.tile is not None:
+            found[a.extent.name] = max(a.tile, found.get(a.extent.name, 1))
+    return found
+
+
+def assumptions(program: TileProgram, run: int) -> list[tuple[Wide, str]]:
+    """Variants by how much they take for granted: whole tiles, whole rows of chunks, nothing; each with its name's end."""
+    packed = packed_extents(program)
+    ragged = Wide(run, tuple(packed.items()))
+    whole = Wide(run, tuple({**packed, **tile_multiples(program)}.items()))
+    made: list[tuple[Wide, str]] = []
+    for wide, suffix in ((whole, ""), (ragged, "ragged"), (Wide(), "any")):
+        if not made or wide != made[-1][0]:
+            made.append((wide, suffix))
+    return made
+
+
+# ---------------------------------------------------------------- operands under names
+
+
+def with_named_operands(program: TileProgram, rounds: bool) -> TileProgram:
+    """The same program: operands of products that are read from memory are named tiles. `rounds`: a computed f32 operand is
+    rounded to the type of the stored 16-bit one it meets."""
+    statics = dict(program.statics)
+    facts = facts_of(program, {a: x.tile or 1 for a, x in tile_axes(program, statics).items()})
+    return replace(program, body=_Naming(facts, rounds).block(program.body, {}))
+
+
+def facts_of(program: TileProgram, tiles: dict[str, int]) -> Facts:
+    return Facts({p.name: p.dtype for p in program.params}, {s.name: s.dtype for s in program.scalars}, tiles)
+
+
+class _Naming:
+    def __init__(self, facts: Facts, rounds: bool) -> None:
+        self.facts, self.rounds, self.count = facts, rounds, 0
+
+    def block(self, body: tuple[Stmt, ...], types: dict[str, TileType]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            match s:
+                case Let():
+                    out.append(replace(s, value=self.named(s.value, types, out)))
+                    types[s.name] = s.type
+                case Store():
+                    out.append(replace(s, value=self.named(s.value, types, out)))
+                case Grid():
+                    out.append(replace(s, body=self.block(s.body, dict(types))))
+                case For():
+                    types.update({c.name: c.type for c in s.carries})
+                    inside = dict(types)
+                    inner = list(self.block(s.body, inside))
+                    yields = tuple(self.named(y, inside, inner) for y in s.yields)
+                    out.append(replace(s, body=tuple(inner), yields=yields))
+        return tuple(out)
+
+    def named(self, e: Expr, types: dict[str, TileType], out: list[Stmt]) -> Expr:
+        def rule(x: Expr) -> Expr:
+            if not isinstance(x, Dot):
+                return x
+            return replace(x, a=self.operand(x.a, x.b, types, out), b=self.operand(x.b, x.a, types, out))
+
+        return rewrite(e, rule)
+
+    def operand(self, e: Expr, other: Expr, types: dict[str, TileType], out: list[Stmt]) -> Expr:
+        mine, its = self.facts.type_of(e, types), self.facts.type_of(other, types)
+        if isinstance(e, Load):
+            self.count += 1
+            name = f"{e.tensor} operand {self.count}"
+            out.append(Let(name, mine, e))
+            types[name] = mine
+            return Name(name)
+        if self.rounds and mine.dtype is DType.F32 and its.dtype in SIXTEEN:
+            return Cast(its.dtype, e)
+        return e
+
+
+# ---------------------------------------------------------------- copies
+
+
+@dataclass(frozen=True)
+class Copy:
+    """How a tile is copied: `column` is the axis of its last subscript, `row` the other; `width` elements at once."""
+
+    load: Load
+    row: str
+    column: str
+    width: int
+
+
+class Streams(Kernel):
+    """A kernel whose loops have their products' operands copied ahead."""
+
+    copied: tuple[DType, ...]
+    """Element types whose tiles may be copied."""
+
+    def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str) -> None:
+        self.streamed: set[str] = set()
+        self.awaited: set[str] = set()  # buffers that copies under way are filling
+        self.stages = MOST_STAGES
+        super().__init__(program, target, wide, suffix)
+
+    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """Tiles of a product in groups of GROUP rows, rows fastest: blocks that run together read the same tiles."""
+        two = axes[-2:]
+        plain = len(two) == 2 and all(a.tile is not None and a.lo is None and a.hi is None for a in two)
+        if not plain or any(
+            isinstance(s, For) and s.axis.hi is not None for s in statements(self.program.body)
+        ):
+            super()._task_indices(axes, counts)
+            return
+        names = [self.axis_names[a.name] for a in two]
+        rows, columns = counts[-2:]
+        rest = "task"
+        if len(axes) > 2:
+            inner = self.assign("tiles", Code(f"{rows} * {columns}", DType.I64))
+            rest = self.assign("tile", Code(f"task % {inner}", DType.I64))
+            for a, count in reversed(list(zip(axes[:-2], counts[:-2], strict=True))):
+                left = self.assign("rest", Code(f"task // {inner}", DType.I64))
+                here = f"{left} % {count}"
+                name = self.axis_names[a.name]
+                self.text.line(f"{name.index if a.tile is None else name.first} = ({here}) * {a.tile or 1}")
+                inner = self.assign("tiles", Code(f"{inner} * {count}", DType.I64))
+        group = self.assign("group", Code(f"{rest} // ({GROUP} * {columns}) * {GROUP}", DType.I64))
+        inside = self.assign("inside", Code(f"{rest} % ({GROUP} * {columns})", DType.I64))
+        high = self.assign("high", Code(f"min({rows} - {group}, {GROUP})", DType.I64))
+        self.text.line(f"{names[0].first} = ({group} + {inside} % {high}) * {two[0].tile}")
+        self.text.line(f"{names[1].first} = {inside} // {high} * {two[1].tile}")
+
+    def copying_of(self, e: Load, t: TileType) -> Copy | None:
+        """How a tile can be copied asynchronously; None where it cannot."""
+        last = e.subscripts[-1] if e.subscripts else None
+        if self.target.capability < ASYNC_COPIES or t.dtype not in self.copied or len(t.axes) != 2:
+            return None
+        if not isinstance(last, AxisIndex) or last.axis not in t.axes or last.axis not in self.live:
+            return None
+        param, column = self.program.param(e.tensor), last.axis
+        row = next(a for a in t.axes if a != column)
+        spans = [self.facts.type_of(x, self.types).axes for x in e.subscripts]
+        inside = all(
+            not axes or self.covers(x, n) for x, axes, n in zip(e.subscripts, spans, param.shape, strict=True)
+        )
+        free = not any(self.depends_on_tensors(x) for x in e.subscripts)
+        if not inside or not free or e.tensor in self.shared_tensors or param.dtype is not t.dtype:
+            return None
+        width = chunk(t.dtype) if self._by_chunks(t, column) else 1
+        return Copy(e, row, column, width) if width > 1 or t.dtype.bytes == 4 else None
+
+    def _by_chunks(self, t: TileType, column: str) -> bool:
+        """Do rows lie in memory and in shared memory alike, and are they of whole chunks?"""
+        width, extent = chunk(t.dtype), self.live[column].extent
+        static = static_value(extent, self.statics)
+        whole = static % width == 0 if static is not None else self.wide.divides(extent, width)
+        return (
+            self.wide.run > 1 and whole and self.tiles[column] % width == 0 and self.runs_in_rows(t, column)
+        )
+
+    def runs_in_rows(self, t: TileType, column: str) -> bool:
+        """Do neighbours along this axis lie side by side in the tile's place in shared memory?"""
+        return t.axes[-1] == column
+
+    def let(self, s: Let) -> None:
+        if s.name in self.streamed:
+            return
+        copy = self.copying_of(s.value, s.type) if isinstance(s.value, Load) else None
+        if s.name in self.crossing and copy is not None:
+            staged = self.place(f"{s.name}_shared", s.type)
+            self.note(self.memory.write(staged.buffer))
+            self.copy(replace(copy, load=self._with_scalars(copy.load)), s.type, staged)
+            self.text.line("commit_copies()")
+            self.awaited.add(staged.buffer.name)
+            self.bind(s.name, Value(s.type, staged=staged))
+            return
+        super().let(s)
+
+    def _with_scalars(self, e: Load) -> Load:
+        """The same with what its lanes share computed before."""
+        found = self.hoisted(e)
+        assert isinstance(found, Load)
+        return found
+
+    def copy(self, c: Copy, t: TileType, staged: Staged) -> None:
+        """Start copying a tile; chunks that do not exist become zero."""
+        if c.width > 1:
+            self.wide_tensors[c.load.tensor] = None
+        depth, param = self.text.depth, self.program.param(c.load.tensor)
+        along = self.tiles[c.column] // c.width
+        pieces, threads = self.tiles[c.row] * along, self.deal.threads
+        at = Point(Layout(t.axes, tuple(Spread(self.tiles[a]) for a in t.axes)), dict.fromkeys(t.axes, "0"))
+        where = {a: self.names.fresh(f"{a}_at") for a in (c.row, c.column)}
+        bare = [i for i, x in enumerate(c.load.subscripts) if x == AxisIndex(c.row)]
+        others = [x for x in c.load.subscripts if x != AxisIndex(c.row)]
+        stepping = len(bare) == 1 and not any(_mentions(x, c.row) for x in others)
+        even = threads % along == 0 and pieces % threads == 0 and stepping
+        piece = self.names.fresh("piece")
+        if even:  # rounds differ by whole rows: one address, and a step
+            self._first_piece(c, where, along, staged)
+        else:
+            self.text.line(f"for {piece} in range({-(-pieces // threads)}):")
+            self.text.depth += 1
+            if pieces % threads:
+                self.text.line(f"if thread + {threads} * {piece} < {pieces}:")
+                self.text.depth += 1
+            self.text.line(f"{where[c.row]} = (thread + {threads} * {piece}) // {along}")
+            self.text.line(f"{where[c.column]} = (thread + {threads} * {piece}) % {along}" + _times(c.width))
+        for a in t.axes:
+            self.text.line(f"{self.axis_names[a].index} = {self._first(a)}{where[a]}")
+        subscripts = [convert(self.cut(self.emit(x, at), 40), DType.I64) for x in c.load.subscripts]
+        loose = [not self.facts.type_of(x, self.types).axes for x in c.load.subscripts]
+        offset = self.offset(param, subscripts, packed=c.width > 1)
+        pitch = dict(zip(staged.axes, staged.pitches, strict=True))
+        place = " + ".join(where[a] + _times(pitch[a]) for a in (c.row, c.column)) + staged.offset
+        outside = self.within(param, c.load.subscripts, subscripts, loose)
+        if even:
+            rows = threads // along
+            offset = self.cut(Code(offset, DType.I64), 0).text
+            place = self.cut(Code(place, DType.I64), 0).text
+            step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
+            self.text.line(f"for {piece} in range({pieces // threads}):")
+            self.text.depth += 1
+            place, offset = f"{place} + {rows * pitch[c.row]} * {piece}", f"{offset} + {step} * {piece}"
+            self.text.line(
+                f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
+            )
+        checks = [x for a in t.axes for x in self.lane_checks(at, a)] + outside
+        self.text.line(
+            f"copy{c.width * t.dtype.bytes}_{t.dtype}({staged.buffer.name}, {place}, "
+            f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
+        )
+        self.text.depth = depth
+
+    def _first(self, axis: str) -> str:
+        return "" if axis in self._whole() else f"{self.axis_names[axis].first} + "
+
+    def _first_piece(self, c: Copy, where: Mapping[str, str], along: int, staged: Staged) -> None:
+        """The row and column of a thread's first piece.
+
+        Where a tile is turned round, a warp takes 8 columns of 4 rows: whole 32-byte sectors of memory, and 32 different
+        banks, for neighbouring columns lie a row of the buffer apart, whose length is 4 modulo 32 banks.
+        """
+        turned = c.width == 1 and not self.runs_in_rows(TileType(DType.F32, staged.axes), c.column)
+        if turned and along % 8 == 0 and self.deal.threads % (4 * along) == 0:
+            self.text.line(f"{where[c.row]} = (thread >> 3 & 3) + 4 * ((thread >> 5) // {along // 8})")
+            self.text.line(f"{where[c.column]} = (thread & 7) + 8 * ((thread >> 5) % {along // 8})")
+            return
+        self.text.line(f"{where[c.row]} = thread // {along}")
+        self.text.line(f"{where[c.column]} = thread % {along}" + _times(c.width))
+
+    def settle(self, staged: Staged) -> None:
+        """Before a read: wait for what is being copied there."""
+        if staged.buffer.name in self.awaited:
+            self.text.line("wait_copies0()")
+            self.text.line("cuda.syncthreads()")
+            self.awaited.clear()
+            self.memory.touched = Touched()
+        super().settle(staged)
+
+    def prepare(self, e: Expr, layout: Layout) -> None:
+        for x in dict.fromkeys(x.name for x in leaves(e) if isinstance(x, Name)):
+            staged = self.values[x].staged
+            if staged is not None and staged.buffer.name in self.awaited:
+                self.settle(staged)
+        super().prepare(e, layout)
+
+    # ------------------------------------------------------------ loops over tiles that come ahead
+
+    def loop(self, s: For) -> None:
+        streams = [] if s.reverse else self._streams(s)
+        if not streams:
+            super().loop(s)
+            return
+        self.start_carries(s)
+        streams = [(let, replace(c, load=self._with_scalars(c.load))) for let, c in streams]
+        lets = [let for let, _ in streams]
+        self.stages = self._depth(lets)
+        rings = {let.name: self._ring(let) for let in lets}
+        first, end = self.bounds(s.axis)
+        size = s.axis.tile or 1
+        names = self.axis_names[s.axis.name]
+        start = (
+            self.assign(f"{s.axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64))
+            if first != "0"
+            else "0"
+        )
+        stop = self.assign(f"{s.axis.name}_stop", Code(end, DType.I64))
+        if starts_late(s.axis):
+            self.text.line(f"{stop} = {stop} if {first} < {stop} else {start}")
+        self.live[s.axis.name] = s.axis
+        with self.whole_tiles(s):
+            for stage in range(self.stages - 1):
+                self.text.line(f"{names.first} = {start} + {stage * size}")
+                self._ask(streams, rings, stop, names.first, str(stage))
+            slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
+            self.text.line(f"{slot} = 0")
+            self.text.line(f"{ahead} = {self.stages - 1}")
+            visited = self.names.fresh(f"{s.axis.name}_now")
+            self.text.line(f"for {visited} in range({start}, {stop}, {size}):")
+            held = set(self.awaited)
+            with self.text.indented(), self.back_edge():
+                self.text.line(f"wait_copies{self.stages - 2}()")
+                self.text.line("cuda.syncthreads()")
+                self.memory.touched = Touched()
+                self.awaited.clear()
+                self.text.line(f"{names.first} = {visited} + {(self.stages - 1) * size}")
+                self._ask(streams, rings, stop, names.first, ahead)
+                self.text.line(f"{names.first} = {visited}")
+                for let in lets:
+                    ring = rings[let.name]
+                    each = ring.buffer.size // self.stages
+                    self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {each}")))
+                self.streamed |= {let.name for let in lets}
+                self.loop_body(s)
+                for variable in (slot, ahead):
+                    self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
+            self.text.line("wait_copies0()")
+            self.awaited |= held
+        del self.live[s.axis.name]
+        self.streamed -= {let.name for let in lets}
+        for let in lets:
+            del self.values[let.name]
+            self.memory.free(rings[let.name].buffer)
+
+    def _streams(self, s: For) -> list[tuple[Let, Copy]]:
+        """Tiles of the loop that come from memory and that products alone read."""
+        self.live[s.axis.name] = s.axis
+        inside = {x.name for x in statements(s.body) if isinstance(x, Let)}
+        found = []
+        for let in s.body:
+            if not isinstance(let, Let) or not isinstance(let.value, Load) or let.name not in self.crossing:
+                continue
+            free = not any(isinstance(x, Name) and x.name in inside for x in subexpressions(let.value))
+            copy = self.copying_of(let.value, let.type)
+            if free and s.axis.name in let.type.axes and copy is not None:
+                found.append((let, copy))
+        del self.live[s.axis.name]
+        return found
+
+    def _depth(self, lets: list[Let]) -> int:
+        """Steps that a ring holds: three where two blocks with such rings fit a multiprocessor."""
+        one = sum(arena_bytes(x.type.dtype) * self._elements(x.type) for x in lets)
+        held = sum(arena_bytes(b.dtype) * b.size for b in self.memory.live)
+        room = self.target.shared_per_sm_bytes // BLOCKS_PER_SM - RESERVED_BYTES
+        return MOST_STAGES if held + MOST_STAGES * one <= room else LEAST_STAGES
+
+    def _elements(self, t: TileType) -> int:
+        """What one tile takes in shared memory."""
+        row, column = (self.tiles[a] for a in t.axes)
+        return row * (column + chunk(t.dtype))
+
+    def _ring(self, let: Let) -> Staged:
+        one = self.place(f"{let.name}_ring", let.type)
+        self.memory.free(one.buffer)
+        self.memory.all_buffers.remove(one.buffer)
+        buffer = self.memory.allocate(one.buffer.name, one.buffer.dtype, one.buffer.size * self.stages)
+        self.note(self.memory.write(buffer))
+        return replace(one, buffer=buffer)
+
+    def _ask(
+        self, streams: list[tuple[Let, Copy]], rings: Mapping[str, Staged], stop: str, first: str, slot: str
+    ) -> None:
+        """Start the copies of one step, if there is one."""
+        self.text.line(f"if {first} < {stop}:")
+        with self.text.indented():
+            for let, copy in streams:
+                ring = rings[let.name]
+                each = ring.buffer.size // self.stages
+                offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
+                self.copy(copy, let.type, replace(ring, offset=offset))
+        self.text.line("commit_copies()")
+
+
+def _mentions(e: Expr, axis: str) -> bool:
+    return any(isinstance(x, AxisIndex) and x.axis == axis for x in subexpressions(e))
+
+
+def _times(n: int) -> str:
+    return "" if n == 1 else f" * {n}"
