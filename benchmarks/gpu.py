@@ -287,6 +287,7 @@ def gemm(tiles: dict[str, str] | None = None) -> list[Case]:
 ATTENTION = (
     "kernel attention<T: f16 | bf16>(q: T[B, H, M, D], k: T[B, H, N, D], v: T[B, H, N, E], scale: f32)"
     " -> o: T[B, H, M, E] {\n"
+    "  require scale > 0\n"
     "  s[b, h, m, n] = scale * sum[d](q[b, h, m, d] * k[b, h, n, d])\n"
     "  p[b, h, m, n] = softmax[n SET](s[b, h, m, n])\n"
     "  o[b, h, m, e] = sum[n](p[b, h, m, n] * v[b, h, n, e])\n}\n"

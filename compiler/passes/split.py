@@ -1,0 +1,401 @@
+"""split: a reduction whose grid has too few tasks for a GPU is divided over blocks (DESIGN 4.3, 4.6).
+
+    for m in M carry (s = 0) { … yield s + sum[n](…) }        becomes two programs:
+    for part in P { for m in M from first to end carry … ; store parts[part] = s }
+    for part in P carry (s = 0) { yield s + sum[part](load parts[part]) } ; what stood after the loop
+
+The parts' states meet by the repair that the cascade itself has (`cascade.merge`): an attention's parts as well as a sum's.
+Each part is visited by one block and parts are merged in one order, so the same call gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...dsl.types import DType
+from .. import tensor_ir as t
+from .. import tile_ir as tile
+from ..cascade import COMBINE, Cascade, identity
+from ..codegen.tile_types import static_value
+from ..remarks import Remarks
+from ..target import CudaTarget
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Carry,
+    Cast,
+    Const,
+    Expr,
+    Fill,
+    For,
+    Grid,
+    Let,
+    Load,
+    LoopAxis,
+    Name,
+    Param,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    TileType,
+    expressions,
+    statements,
+    subexpressions,
+)
+
+PRODUCT_BLOCKS = 2  # blocks a multiprocessor that products of tiles want
+OTHER_BLOCKS = 8
+LEAST_PRODUCT_TILES = 8  # tiles of the loop that a part of a product has at least
+LEAST_ELEMENTS = 1 << 15  # elements that a part of another reduction reads at least
+MOST_PARTS = 1024
+LARGE_STATE = 1024  # elements of a state from which its tile alone keeps a block busy
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The one reduction of a program: what stands before its loops, the loops with what is between, what follows."""
+
+    outside: tuple[Stmt, ...]
+    grid: tuple[LoopAxis, ...]
+    before: tuple[Stmt, ...]
+    loops: tuple[Stmt, ...]
+    after: tuple[Stmt, ...]
+
+    @property
+    def visits(self) -> list[For]:
+        return [s for s in self.loops if isinstance(s, For)]
+
+    @property
+    def states(self) -> tuple[Carry, ...]:
+        return self.visits[-1].carries
+
+
+def split(
+    program: TileProgram,
+    cascades: Sequence[Cascade],
+    sizes: Mapping[str, int],
+    target: CudaTarget,
+    remarks: Remarks,
+) -> tuple[tuple[TileProgram, ...], tuple[Param, ...]]:
+    """The programs that take its place, and the tensors between them; the program alone where splitting does not pay."""
+    chain = _chain(program)
+    cascade = next((c for c in cascades if chain and c.carries == tuple(s.name for s in chain.states)), None)
+    if chain is None or cascade is None or not _mergeable(cascade):
+        return (program,), ()
+    axis = _longest(chain, sizes)
+    parts = _parts(program, chain, axis, sizes, target)
+    if parts < 2:
+        return (program,), ()
+    remarks.add(
+        "applied", "split", "reduction-over-blocks",
+        f"{program.name}: {axis.name} is divided over {parts} blocks for each of {_tasks(chain, sizes)}; a second launch "
+        "merges their states",
+        chain.visits[0].span,
+    )  # fmt: skip
+    return split_into(program, cascade, axis.name, parts)
+
+
+def split_into(
+    program: TileProgram, cascade: Cascade, axis: str, parts: int
+) -> tuple[tuple[TileProgram, ...], tuple[Param, ...]]:
+    """The program with its reduction's loop over `axis` in so many parts."""
+    chain = _chain(program)
+    assert chain is not None
+    work = _Splitting(program, chain, cascade, axis, parts)
+    return (work.visiting(), work.merging()), work.scratch
+
+
+# ---------------------------------------------------------------- what can be split, and into how many parts
+
+
+def _chain(program: TileProgram) -> _Chain | None:
+    """The parts of a program that is one reduction and what is done with it; None for any other."""
+    grids = [s for s in program.body if isinstance(s, Grid)]
+    if len(grids) > 1 or (grids and program.body[-1] is not grids[0]):
+        return None
+    outside = program.body[:-1] if grids else ()
+    grid, body = (grids[0].axes, grids[0].body) if grids else ((), program.body)
+    places = [i for i, s in enumerate(body) if isinstance(s, For)]
+    if not places or not all(isinstance(body[i], For) and body[i].carries for i in places):  # type: ignore[union-attr]
+        return None
+    chain = _Chain(outside, grid, body[: places[0]], body[places[0] : places[-1] + 1], body[places[-1] + 1 :])
+    plain = not any(isinstance(s, Store) for s in statements((*outside, *chain.before, *chain.loops)))
+    one = len({s.axis.name for s in chain.visits}) == 1
+    linked = all(
+        tuple(c.init for c in b.carries) == tuple(Name(c.name) for c in a.carries)
+        for a, b in zip(chain.visits, chain.visits[1:], strict=False)
+    )
+    starts = all(isinstance(c.init, Fill | Const) for c in chain.visits[0].carries)
+    return chain if plain and one and linked and starts and not any(s.reverse for s in chain.visits) else None
+
+
+def _mergeable(c: Cascade) -> bool:
+    """Have all states a merge, made of arithmetic alone?"""
+    plain = (t.Const, t.Scalar, t.Extent, t.Apply, t.Cast, t.Carried)
+    return all(
+        s.reduction.fn in COMBINE and (s.moved is None or all(isinstance(n, plain) for n in t.walk([s.moved])))
+        for s in c.states
+    )
+
+
+def _nest(chain: _Chain) -> list[LoopAxis]:
+    """The axes of the loops, outermost first; only the first where its loops are several or hold more than one."""
+    axes, body = [chain.visits[0].axis], chain.visits[0].body
+    while len(chain.visits) == 1:
+        inner = [s for s in body if isinstance(s, For)]
+        if len(inner) != 1 or not inner[0].carries:
+            break
+        axes.append(inner[0].axis)
+        body = inner[0].body
+    return axes
+
+
+def _longest(chain: _Chain, sizes: Mapping[str, int]) -> LoopAxis:
+    return max(_nest(chain), key=lambda a: _tiles(a, sizes))
+
+
+def _tiles(a: LoopAxis, sizes: Mapping[str, int]) -> int:
+    """Tiles of an axis at these sizes; 1 where its extent is not known before the call."""
+    return -(-(static_value(a.extent, dict(sizes)) or 1) // (a.tile or 1))
+
+
+def _tasks(chain: _Chain, sizes: Mapping[str, int]) -> int:
+    return math.prod(_tiles(a, sizes) for a in chain.grid)
+
+
+def _parts(
+    program: TileProgram, chain: _Chain, axis: LoopAxis, sizes: Mapping[str, int], target: CudaTarget
+) -> int:
+    """A power of two: enough blocks for the multiprocessors, none with too little to do."""
+    every = (x for s in statements(chain.loops) for e in expressions(s) for x in subexpressions(e))
+    products = any(isinstance(x, tile.Dot) for x in every)
+    wanted = (target.sms or 1) * (PRODUCT_BLOCKS if products else OTHER_BLOCKS)
+    tiles = _tiles(axis, sizes)
+    if products:
+        most = tiles // LEAST_PRODUCT_TILES
+    else:
+        lines = math.prod(a.tile or 1 for a in chain.grid)
+        elements = lines * math.prod(static_value(a.extent, dict(sizes)) or 1 for a in _nest(chain))
+        most = min(tiles, elements // LEAST_ELEMENTS)
+    found = min(wanted // _tasks(chain, sizes), most, MOST_PARTS)
+    return 1 << (found.bit_length() - 1) if found > 1 else 1
+
+
+# ---------------------------------------------------------------- the two programs
+
+
+class _Splitting:
+    """Writes the two programs of one split."""
+
+    def __init__(self, program: TileProgram, chain: _Chain, cascade: Cascade, axis: str, parts: int) -> None:
+        self.program, self.chain, self.cascade, self.axis, self.parts = program, chain, cascade, axis, parts
+        self.taken = _names(program)
+        self.part = self.fresh("part")
+        self.first, self.end = self.fresh(f"{axis}_first"), self.fresh(f"{axis}_end")
+        self.whole = {w.name: w.extent for w in program.whole}
+        grid = {a.name: a.extent for a in chain.grid}
+        self.kept = {c.name: (*grid, *(a for a in c.type.axes if a in self.whole)) for c in chain.states}
+        extents = {**grid, **self.whole}
+        self.parts_of = {
+            c.name: Param(
+                self.fresh(f"{program.name}_{c.name}_parts"),
+                c.type.dtype,
+                (_i64(parts), *(extents[a] for a in self.kept[c.name])),
+                "out",
+            )
+            for c in chain.states
+        }
+
+    @property
+    def scratch(self) -> tuple[Param, ...]:
+        return tuple(self.parts_of.values())
+
+    def fresh(self, wanted: str) -> str:
+        name, n = wanted, 1
+        while name in self.taken:
+            n += 1
+            name = f"{wanted}_{n}"
+        self.taken.add(name)
+        return name
+
+    def visiting(self) -> TileProgram:
+        """Each block one part of the loop: its states go to memory."""
+        chain = self.chain
+        stores = tuple(
+            Store(
+                self.parts_of[c.name].name,
+                (AxisIndex(self.part), *(AxisIndex(a) for a in self.kept[c.name])),
+                Name(c.name),
+            )
+            for c in chain.states
+        )
+        body = (*chain.before, *self.limits(), *(self.limited(s) for s in chain.loops), *stores)
+        part = LoopAxis(self.part, _i64(self.parts))
+        whole = (*chain.outside, Grid((part, *chain.grid), body))
+        return self.pruned(whole, f"{self.program.name}_parts", self.scratch)
+
+    def limits(self) -> tuple[Let, Let]:
+        """The indices of a part: whole tiles, as many for each as make them all."""
+        axis = next(a for a in _nest(self.chain) if a.name == self.axis)
+        size = axis.tile or 1
+        step = self.parts * size
+        count = _op("floordiv", _op("add", axis.extent, _i64(step - 1)), _i64(step))
+        chunk = _op("mul", count, _i64(size)) if size > 1 else count
+        integer = TileType(DType.I64)
+        return (
+            Let(self.first, integer, _op("mul", AxisIndex(self.part), chunk)),
+            Let(self.end, integer, _op("add", Name(self.first), chunk)),
+        )
+
+    def limited(self, s: Stmt) -> Stmt:
+        """A loop over the axis within the part's indices."""
+        if not isinstance(s, For):
+            return s
+        if s.axis.name != self.axis:
+            return replace(s, body=tuple(self.limited(x) for x in s.body))
+        lo, hi = Name(self.first), Name(self.end)
+        axis = replace(
+            s.axis,
+            lo=lo if s.axis.lo is None else _op("max", s.axis.lo, lo),
+            hi=_op("min", s.axis.extent if s.axis.hi is None else s.axis.hi, hi),
+        )
+        return replace(s, axis=axis)
+
+    def merging(self) -> TileProgram:
+        """The states of all parts, then what followed the loop."""
+        chain = self.chain
+        loop = self.merge_loop()
+        after = chain.after
+        before = _needed(chain.before, after)
+        body: tuple[Stmt, ...] = (*before, loop, *after)
+        outside = _needed(chain.outside, body)
+        whole = (*outside, Grid(chain.grid, body)) if chain.grid else (*outside, *body)
+        return self.pruned(whole, self.program.name, tuple(replace(p, mode="in") for p in self.scratch))
+
+    def merge_loop(self) -> For:
+        """One step for each part where a state is a large tile, else all parts as lanes of one tile."""
+        tiles = {a.name: a.tile or 1 for a in self.chain.grid}
+        sizes = {**tiles, **{a: static_value(e, dict(self.program.statics)) or 1 for a, e in self.whole.items()}}
+        largest = max(math.prod(sizes[a] for a in c.type.axes) for c in self.chain.states)
+        lanes = largest < LARGE_STATE
+        states = {s.name: c for s, c in zip(self.cascade.states, self.chain.states, strict=True)}
+        body: list[Stmt] = []
+        loaded: dict[str, Expr] = {}
+        for name, c in states.items():
+            read = Load(
+                self.parts_of[c.name].name,
+                (AxisIndex(self.part), *(AxisIndex(a) for a in self.kept[c.name])),
+            )
+            axes = ((self.part,) if lanes else ()) + tuple(a for a in self.kept[c.name] if a in c.type.axes)
+            let = Let(self.fresh(f"{c.name}_part"), TileType(c.type.dtype, axes), read)
+            body.append(let)
+            loaded[name] = Name(let.name)
+        old: dict[t.Node, Expr] = {s.old: Name(states[s.name].name) for s in self.cascade.states}
+        part: dict[t.Node, Expr] = {s.old: loaded[s.name] for s in self.cascade.states}
+        yields: list[Expr] = []
+        for s in self.cascade.states:
+            mine, its = (_expression(s.moved or s.old, table) for table in (old, part))
+            if lanes:
+                its = Reduce(s.reduction.fn, (self.part,), its)
+            new = Let(
+                self.fresh(f"{states[s.name].name}_new"), states[s.name].type, _op(COMBINE[s.reduction.fn], mine, its)
+            )
+            body.append(new)
+            old[s.new] = part[s.new] = Name(new.name)
+            yields.append(Name(new.name))
+        carries = tuple(
+            replace(c, init=Fill(Const(identity(s.reduction), s.reduction.dtype)) if c.type.axes else Const(identity(s.reduction), s.reduction.dtype))
+            for s, c in zip(self.cascade.states, self.chain.states, strict=True)
+        )
+        axis = LoopAxis(self.part, _i64(self.parts), self.parts if lanes else None)
+        return For(axis, carries, tuple(body), tuple(yields), span=self.chain.visits[0].span)
+
+    def pruned(self, body: tuple[Stmt, ...], name: str, scratch: tuple[Param, ...]) -> TileProgram:
+        """The program of these statements, with the parameters that they use."""
+        p = self.program
+        used = [x for s in statements(body) for e in expressions(s) for x in subexpressions(e)]
+        tensors = {x.tensor for x in used if isinstance(x, Load)}
+        tensors |= {s.tensor for s in statements(body) if isinstance(s, Store)}
+        params = tuple(x for x in (*p.params, *scratch) if x.name in tensors)
+        axes = {x.axis for x in used if isinstance(x, AxisIndex)}
+        axes |= {a for s in statements(body) if isinstance(s, Let) for a in s.type.axes}
+        whole = tuple(w for w in p.whole if w.name in axes)
+        shapes = [e for x in params for e in x.shape] + [w.extent for w in whole]
+        used += [x for e in shapes for x in subexpressions(e)]
+        extents = {x.name for x in used if isinstance(x, tile.ExtentRef)}
+        scalars = {x.name for x in used if isinstance(x, tile.ScalarRef)}
+        return replace(
+            p,
+            name=name,
+            params=params,
+            scalars=tuple(s for s in p.scalars if s.name in scalars),
+            extents=tuple(e for e in p.extents if e in extents),
+            statics=tuple((e, n) for e, n in p.statics if e in extents),
+            whole=whole,
+            body=body,
+        )
+
+
+def _names(p: TileProgram) -> set[str]:
+    """Every name of a program."""
+    found = {p.name, *p.extents, *(x.name for x in (*p.params, *p.scalars, *p.whole))}
+    for s in statements(p.body):
+        match s:
+            case Let():
+                found.add(s.name)
+            case Grid():
+                found |= {a.name for a in s.axes}
+            case For():
+                found |= {s.axis.name, *(c.name for c in s.carries)}
+    return found
+
+
+def _needed(before: Iterable[Stmt], after: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Those of `before` that `after` reads, directly or not."""
+    kept: list[Stmt] = []
+    wanted = _reads(after)
+    for s in reversed(tuple(before)):
+        if isinstance(s, Let) and s.name in wanted:
+            kept.insert(0, s)
+            wanted |= _reads((s,))
+    return tuple(kept)
+
+
+def _reads(body: tuple[Stmt, ...]) -> set[str]:
+    every = (x for s in statements(body) for e in expressions(s) for x in subexpressions(e))
+    return {x.name for x in every if isinstance(x, Name)}
+
+
+def _expression(root: t.Node, table: Mapping[t.Node, Expr]) -> Expr:
+    """Arithmetic on states as an expression; `table` says what the states are called."""
+    done: dict[t.Node, Expr] = {}
+    for n in t.walk([root]):
+        if n in table:
+            done[n] = table[n]
+            continue
+        args = tuple(done[a] for a in n.args)
+        match n:
+            case t.Const():
+                done[n] = Const(n.value, n.dtype)
+            case t.Scalar():
+                done[n] = tile.ScalarRef(n.name)
+            case t.Extent():
+                done[n] = tile.ExtentRef(n.name)
+            case t.Apply(op=op):
+                done[n] = Apply(op, args)
+            case t.Cast(dtype=dtype):
+                done[n] = Cast(dtype, args[0])
+            case _:
+                raise TypeError(f"{type(n).__name__} is no arithmetic on states")
+    return done[root]
+
+
+def _op(op: str, *args: Expr) -> Apply:
+    return Apply(op, args)
+
+
+def _i64(value: int) -> Const:
+    return Const(value, DType.I64)
