@@ -260,9 +260,9 @@ def where(span: Span | None) -> Where | None:
 
 
 def _passes(c: Compilation) -> Iterator[PassFacts]:
-    for region, found, program in zip(c.regions, c.cascades, c.module.programs, strict=True):
+    for region, found in zip(c.regions, c.cascades, strict=True):
         for cascade in found:
-            loops = _loops(program, cascade)
+            loops = [s for program in c.module.programs for s in _loops(program, cascade)]
             names = {s.name: carry for s, carry in zip(cascade.states, cascade.carries, strict=True)}
             states = tuple(_state(s, cascade, names, with_scaled(dict(region.hints))) for s in cascade.states)
             yield PassFacts(region.name, cascade.bound, states, tuple(map(print_statement, loops)))

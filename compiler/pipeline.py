@@ -22,6 +22,7 @@ from .options import Options
 from .passes.canonicalize import canonicalize
 from .passes.fuse import Fused, Ledger, fuse
 from .passes.preserve import copies, preserve
+from .passes.split import split
 from .region import AxisPlan, Region
 from .remarks import Remark, Remarks
 from .schedule import Schedule, print_schedule, stem
@@ -115,6 +116,8 @@ def compile_kernel(
         refused.append(reason)
     for reason in refused:
         remarks.add("missed", "schedule", "matrix-units", reason)
+    if isinstance(target, CudaTarget):
+        fused = over_blocks(fused, target, sizes, machine or rates(target), remarks)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)
@@ -133,6 +136,24 @@ def compile_kernel(
         cost=fused.cost, prediction=fused.prediction, remarks=tuple(remarks.items), sizes=dict(sizes), statics=statics,
         rates=machine or rates(target), snapshots=snapshots,
     )  # fmt: skip
+
+
+def over_blocks(
+    fused: Fused, target: CudaTarget, sizes: Mapping[str, int], machine: Rates, remarks: Remarks
+) -> Fused:
+    """Reductions with too few tasks for the device divided over blocks; tiers follow from what each program holds."""
+    programs: list[TileProgram] = []
+    scratch = list(fused.module.scratch)
+    for p, cascades in zip(fused.module.programs, fused.cascades, strict=True):
+        found, between = split(p, cascades, sizes, target, remarks)
+        tiered = [replace(q, tier=p.tier if q is p or has_product(q) else "loops") for q in found]
+        programs += tiered
+        scratch += between
+    if len(programs) == len(fused.module.programs):
+        return fused
+    module = replace(fused.module, programs=tuple(programs), scratch=tuple(scratch))
+    cost, time = module_cost(module, sizes), predict_module(module, sizes, machine)
+    return replace(fused, module=module, cost=cost, prediction=time)
 
 
 def default_tiers(graph: Graph, target: Target, options: Options) -> tuple[str | None, ...]:

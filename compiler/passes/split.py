@@ -51,6 +51,7 @@ OTHER_BLOCKS = 8
 LEAST_PRODUCT_TILES = 8  # tiles of the loop that a part of a product has at least
 LEAST_ELEMENTS = 1 << 15  # elements that a part of another reduction reads at least
 MOST_PARTS = 1024
+LEAST_TILE = 4  # an axis of the merge is not cut smaller
 LARGE_STATE = 1024  # elements of a state from which its tile alone keeps a block busy
 
 
@@ -136,7 +137,8 @@ def _mergeable(c: Cascade) -> bool:
     """Have all states a merge, made of arithmetic alone?"""
     plain = (t.Const, t.Scalar, t.Extent, t.Apply, t.Cast, t.Carried)
     return all(
-        s.reduction.fn in COMBINE and (s.moved is None or all(isinstance(n, plain) for n in t.walk([s.moved])))
+        s.reduction.fn in COMBINE
+        and (s.moved is None or all(isinstance(n, plain) for n in t.walk([s.moved])))
         for s in c.states
     )
 
@@ -197,6 +199,9 @@ class _Splitting:
         self.first, self.end = self.fresh(f"{axis}_first"), self.fresh(f"{axis}_end")
         self.whole = {w.name: w.extent for w in program.whole}
         grid = {a.name: a.extent for a in chain.grid}
+        tiles = {a.name: a.tile or 1 for a in chain.grid}
+        tiles |= {a: static_value(e, dict(program.statics)) or 1 for a, e in self.whole.items()}
+        self.largest = max(math.prod(tiles[a] for a in c.type.axes) for c in chain.states)
         self.kept = {c.name: (*grid, *(a for a in c.type.axes if a in self.whole)) for c in chain.states}
         extents = {**grid, **self.whole}
         self.parts_of = {
@@ -272,15 +277,23 @@ class _Splitting:
         before = _needed(chain.before, after)
         body: tuple[Stmt, ...] = (*before, loop, *after)
         outside = _needed(chain.outside, body)
-        whole = (*outside, Grid(chain.grid, body)) if chain.grid else (*outside, *body)
+        grid = self.merge_grid()
+        whole = (*outside, Grid(grid, body)) if grid else (*outside, *body)
         return self.pruned(whole, self.program.name, tuple(replace(p, mode="in") for p in self.scratch))
+
+    def merge_grid(self) -> tuple[LoopAxis, ...]:
+        """Smaller tiles than the loop's: merging is elementwise, and more blocks move more."""
+        axes = list(self.chain.grid)
+        volume = self.largest
+        for i, a in enumerate(axes):
+            while volume > LARGE_STATE and (a.tile or 0) > LEAST_TILE:
+                a = axes[i] = replace(a, tile=(a.tile or 0) // 2)
+                volume //= 2
+        return tuple(axes)
 
     def merge_loop(self) -> For:
         """One step for each part where a state is a large tile, else all parts as lanes of one tile."""
-        tiles = {a.name: a.tile or 1 for a in self.chain.grid}
-        sizes = {**tiles, **{a: static_value(e, dict(self.program.statics)) or 1 for a, e in self.whole.items()}}
-        largest = max(math.prod(sizes[a] for a in c.type.axes) for c in self.chain.states)
-        lanes = largest < LARGE_STATE
+        lanes = self.largest < LARGE_STATE
         states = {s.name: c for s, c in zip(self.cascade.states, self.chain.states, strict=True)}
         body: list[Stmt] = []
         loaded: dict[str, Expr] = {}
@@ -301,13 +314,20 @@ class _Splitting:
             if lanes:
                 its = Reduce(s.reduction.fn, (self.part,), its)
             new = Let(
-                self.fresh(f"{states[s.name].name}_new"), states[s.name].type, _op(COMBINE[s.reduction.fn], mine, its)
+                self.fresh(f"{states[s.name].name}_new"),
+                states[s.name].type,
+                _op(COMBINE[s.reduction.fn], mine, its),
             )
             body.append(new)
             old[s.new] = part[s.new] = Name(new.name)
             yields.append(Name(new.name))
         carries = tuple(
-            replace(c, init=Fill(Const(identity(s.reduction), s.reduction.dtype)) if c.type.axes else Const(identity(s.reduction), s.reduction.dtype))
+            replace(
+                c,
+                init=Fill(Const(identity(s.reduction), s.reduction.dtype))
+                if c.type.axes
+                else Const(identity(s.reduction), s.reduction.dtype),
+            )
             for s, c in zip(self.cascade.states, self.chain.states, strict=True)
         )
         axis = LoopAxis(self.part, _i64(self.parts), self.parts if lanes else None)
@@ -341,15 +361,21 @@ class _Splitting:
 
 def _names(p: TileProgram) -> set[str]:
     """Every name of a program."""
-    found = {p.name, *p.extents, *(x.name for x in (*p.params, *p.scalars, *p.whole))}
+    found = {
+        p.name,
+        *p.extents,
+        *(x.name for x in p.params),
+        *(x.name for x in p.scalars),
+        *(w.name for w in p.whole),
+    }
     for s in statements(p.body):
         match s:
             case Let():
                 found.add(s.name)
             case Grid():
                 found |= {a.name for a in s.axes}
-            case For():
-                found |= {s.axis.name, *(c.name for c in s.carries)}
+            case For(axis=axis, carries=carries):
+                found |= {axis.name, *(c.name for c in carries)}
     return found
 
 
@@ -373,8 +399,9 @@ def _expression(root: t.Node, table: Mapping[t.Node, Expr]) -> Expr:
     """Arithmetic on states as an expression; `table` says what the states are called."""
     done: dict[t.Node, Expr] = {}
     for n in t.walk([root]):
-        if n in table:
-            done[n] = table[n]
+        known = table.get(n)
+        if known is not None:
+            done[n] = known
             continue
         args = tuple(done[a] for a in n.args)
         match n:

@@ -1,0 +1,116 @@
+"""Reductions divided over blocks: the tile interpreter, emulated threads and float64 agree, and sizes decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tileloom as tl
+from tileloom.compiler.codegen.simt import generate
+from tileloom.compiler.interpreter import tile
+from tileloom.compiler.passes.split import split_into
+from tileloom.compiler.pipeline import Compilation, compile_kernel
+from tileloom.compiler.schedule_text import parse_schedule
+from tileloom.compiler.target import SM_80, SM_90A
+from tileloom.compiler.tile_ir import TileModule
+from tileloom.compiler.verify import verify_module
+from tileloom.runtime import emulate
+
+Array = np.ndarray[Any, Any]
+TOTAL = "kernel total(x: f32[M, N]) -> y: f32 {\n  y = sum[m, n](x[m, n])\n}\n"
+LARGEST = "kernel largest(x: f32[M, N]) -> y: f32[M] {\n  y[m] = max[n](x[m, n])\n}\n"
+PRODUCT = "kernel product(a: f32[M, K], b: f32[K, N]) -> c: f32[M, N] {\n  c[m, n] = 2 * sum[k](a[m, k] * b[k, n])\n}\n"
+ATTENTION = """kernel attention(q: f32[M, D], k: f32[N, D], v: f32[N, E], scale: f32) -> (o: f32[M, E], lse: f32[M]) {
+  s[m, n] = scale * sum[d](q[m, d] * k[n, d])
+  p[m, n] = softmax[n | n <= m](s[m, n])
+  o[m, e] = sum[n](p[m, n] * v[n, e])
+  lse[m] = logsumexp[n | n <= m](s[m, n])
+}
+"""
+
+
+def compiled(text: str, sizes: dict[str, int], tiles: str = "", target: Any = SM_80) -> Compilation:
+    (name,) = [w.partition("(")[0] for w in text.split() if "(" in w][:1]
+    stated = (
+        parse_schedule(f"schedule s for {name} on {target.name} {{\n fuse all\n {tiles}\n}}")
+        if tiles
+        else None
+    )
+    return compile_kernel(tl.parse(text)[name], target, sizes, schedule=stated)
+
+
+def divided(c: Compilation, axis: str, parts: int) -> TileModule:
+    programs, scratch = split_into(c.module.programs[0], c.cascades[0][-1], axis, parts)
+    module = TileModule(c.module.name, programs, scratch)
+    verify_module(module, "split")
+    return module
+
+
+def agrees(module: TileModule, want: dict[str, Array], tensors: dict[str, Array], **scalars: float) -> None:
+    """Both the interpreter's and the emulated values are those of float64."""
+    emulated = emulate.run_module(module, generate(module, SM_80), tensors, scalars)
+    for got in (tile.run_module(module, tensors, scalars), emulated):
+        for name, exact in want.items():
+            np.testing.assert_allclose(got[name], exact, rtol=2e-6, atol=2e-6)
+
+
+def drawn(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_one_sum_over_either_axis(axis: str) -> None:
+    x = drawn(7, 300)
+    module = divided(compiled(TOTAL, {"M": 7, "N": 300}, "tile n by 64"), axis, 4)
+    agrees(module, {"y": x.astype(float).sum()}, {"x": x})
+
+
+def test_more_parts_than_there_is_to_read() -> None:
+    """Parts without an element leave what the reduction starts from."""
+    x = drawn(3, 70) - 9
+    module = divided(compiled(LARGEST, {"M": 3, "N": 70}, "tile n by 64"), "n", 8)
+    agrees(module, {"y": x.max(1)}, {"x": x})
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_products(parts: int) -> None:
+    a, b = np.rint(drawn(33, 40)), np.rint(drawn(40, 36))
+    module = divided(
+        compiled(PRODUCT, {"M": 33, "N": 36, "K": 40}, "tile m by 64, n by 32, k by 8"), "k", parts
+    )
+    agrees(module, {"c": 2 * a.astype(float) @ b.astype(float)}, {"a": a, "b": b})
+
+
+def test_a_cascade_merges_by_its_own_repair() -> None:
+    """Causal attention: full and partial tiles, parts that some rows see nothing of."""
+    q, k, v = drawn(20, 8), drawn(40, 8), drawn(40, 4)
+    sizes = {"M": 20, "N": 40, "D": 8, "E": 4}
+    module = divided(compiled(ATTENTION, sizes, "tile m by 16, n by 8"), "n", 4)
+    s = 0.3 * q.astype(float) @ k.astype(float).T
+    s[np.triu_indices(20, 1, 40)] = -np.inf
+    weights = np.exp(s - s.max(1, keepdims=True))
+    total = weights.sum(1)
+    want = {"o": weights @ v / total[:, None], "lse": np.log(total) + s.max(1)}
+    agrees(module, want, {"q": q, "k": k, "v": v}, scale=0.3)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "parts"),
+    [
+        (TOTAL, {"M": 1 << 14, "N": 1 << 14}, 1024),
+        (TOTAL, {"M": 64, "N": 64}, 1),
+        (LARGEST, {"M": 8, "N": 1 << 22}, 128),
+        (LARGEST, {"M": 1 << 14, "N": 1 << 14}, 1),
+        (PRODUCT, {"M": 64, "N": 256, "K": 1 << 14}, 64),
+        (PRODUCT, {"M": 4096, "N": 4096, "K": 4096}, 1),
+    ],
+)
+def test_sizes_decide(text: str, sizes: dict[str, int], parts: int) -> None:
+    made = compiled(text, sizes, target=SM_90A)
+    found = [p.shape[0].value for p in made.module.scratch]  # type: ignore[union-attr]
+    assert found == ([parts] if parts > 1 else [])
+    told = [r for r in made.remarks if r.pass_name == "split"]
+    assert len(told) == (parts > 1)
+    assert all(f"over {parts} blocks" in r.message for r in told)
