@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from ..occupancy import Resources
 from ..target import CudaTarget
 from ..tile_ir import TileProgram
-from . import mma, wgmma
-from .simt import Kernel, variants
+from .simt import Kernel, kernels_of
 
 SCALARS = 40
 """Registers for addresses, strides, indices, bounds and temporaries: what ptxas gives elementwise kernels of one value."""
@@ -24,8 +23,7 @@ DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\
 
 def resources(program: TileProgram, target: CudaTarget) -> Resources:
     """Of the preferred variant of a program. Raises `TileError` where a tile does not fit, and `mma.Unfit`."""
-    makers = {"mma": mma.variants, "wgmma": wgmma.variants}
-    return measured(makers.get(program.tier, variants)(program, target)[0])
+    return measured(kernels_of(program, target)[0])
 
 
 def measured(kernel: Kernel) -> Resources:

@@ -62,6 +62,7 @@ class Role(MatrixKernel):
     """One role of a kernel."""
 
     tier = "wgmma"
+    joins_loops = False
 
     def __init__(
         self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str, warpgroups: int

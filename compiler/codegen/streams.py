@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ...dsl.types import DType
 from ..target import CudaTarget
@@ -102,7 +103,7 @@ def assumptions(program: TileProgram, run: int) -> list[tuple[Wide, str]]:
 # ---------------------------------------------------------------- operands under names
 
 
-def with_named_operands(program: TileProgram, rounds: bool) -> TileProgram:
+def with_named_operands(program: TileProgram, rounds: bool = True) -> TileProgram:
     """The same program: operands of products that are read from memory are named tiles. `rounds`: a computed f32 operand is
     rounded to the type of the stored 16-bit one it meets."""
     statics = dict(program.statics)
@@ -174,6 +175,8 @@ class Copy:
 class Streams(Kernel):
     """A kernel whose loops have their products' operands copied ahead."""
 
+    joins_loops = True
+    """Is one pipeline to serve a loop over full tiles and the one over partial tiles that follows?"""
     copied: tuple[DType, ...]
     """Element types whose tiles may be copied."""
 
@@ -181,6 +184,8 @@ class Streams(Kernel):
         self.streamed: set[str] = set()
         self.awaited: set[str] = set()  # buffers that copies under way are filling
         self.stages = MOST_STAGES
+        self.continued = continued(program.body) if self.joins_loops else set()
+        self.waiting: list[For] = []
         super().__init__(program, target, wide, suffix)
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
@@ -347,61 +352,106 @@ class Streams(Kernel):
 
     # ------------------------------------------------------------ loops over tiles that come ahead
 
-    def loop(self, s: For) -> None:
-        streams = [] if s.reverse else self._streams(s)
-        if not streams:
-            super().loop(s)
+    def statement(self, s: Stmt) -> None:
+        """A loop that goes on in the next one waits for it, so that one pipeline serves both."""
+        if isinstance(s, For) and id(s) in self.continued:
+            self.waiting.append(s)
             return
-        self.start_carries(s)
-        streams = [(let, replace(c, load=self._with_scalars(c.load))) for let, c in streams]
+        super().statement(s)
+
+    def loop(self, s: For) -> None:
+        chain, self.waiting = (*self.waiting, s), []
+        each = [[] if x.reverse else self._streams(x) for x in chain]
+        if not each[-1] or any({c.load for _, c in x} != {c.load for _, c in each[-1]} for x in each):
+            for x in chain:
+                super().loop(x)
+            return
+        self.start_carries(chain[0])
+        for x in chain[1:]:
+            for before, c in zip(chain[0].carries, x.carries, strict=True):
+                self.bind(c.name, self.values[before.name])
+        self._pipelined(chain, each)
+
+    def _pipelined(self, chain: tuple[For, ...], each: list[list[tuple[Let, Copy]]]) -> None:
+        """One loop over the tiles of all loops of a chain, copies ahead."""
+        last, size = chain[-1], chain[-1].axis.tile or 1
+        whole = next((x for x in chain if is_full(x)), None) if len(chain) > 1 else None
+        given = {c.load: let.name for let, c in each[-1]}
+        streams = [(let, replace(c, load=self._with_scalars(c.load))) for let, c in each[-1]]
         lets = [let for let, _ in streams]
         self.stages = self._depth(lets)
         rings = {let.name: self._ring(let) for let in lets}
-        first, end = self.bounds(s.axis)
-        size = s.axis.tile or 1
-        names = self.axis_names[s.axis.name]
+        test = self._whole_range(whole) if whole is not None else ""
+        axis = replace(last.axis, lo=chain[0].axis.lo)
+        first, end = self.bounds(axis)
+        names = self.axis_names[axis.name]
         start = (
-            self.assign(f"{s.axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64))
+            self.assign(f"{axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64))
             if first != "0"
             else "0"
         )
-        stop = self.assign(f"{s.axis.name}_stop", Code(end, DType.I64))
-        if starts_late(s.axis):
+        stop = self.assign(f"{axis.name}_stop", Code(end, DType.I64))
+        if starts_late(axis):
             self.text.line(f"{stop} = {stop} if {first} < {stop} else {start}")
-        self.live[s.axis.name] = s.axis
-        with self.whole_tiles(s):
-            for stage in range(self.stages - 1):
-                self.text.line(f"{names.first} = {start} + {stage * size}")
-                self._ask(streams, rings, stop, names.first, str(stage))
-            slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
-            self.text.line(f"{slot} = 0")
-            self.text.line(f"{ahead} = {self.stages - 1}")
-            visited = self.names.fresh(f"{s.axis.name}_now")
-            self.text.line(f"for {visited} in range({start}, {stop}, {size}):")
-            held = set(self.awaited)
-            with self.text.indented(), self.back_edge():
-                self.text.line(f"wait_copies{self.stages - 2}()")
-                self.text.line("cuda.syncthreads()")
-                self.memory.touched = Touched()
-                self.awaited.clear()
-                self.text.line(f"{names.first} = {visited} + {(self.stages - 1) * size}")
-                self._ask(streams, rings, stop, names.first, ahead)
-                self.text.line(f"{names.first} = {visited}")
-                for let in lets:
-                    ring = rings[let.name]
-                    each = ring.buffer.size // self.stages
-                    self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {each}")))
-                self.streamed |= {let.name for let in lets}
-                self.loop_body(s)
-                for variable in (slot, ahead):
-                    self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
-            self.text.line("wait_copies0()")
-            self.awaited |= held
-        del self.live[s.axis.name]
-        self.streamed -= {let.name for let in lets}
-        for let in lets:
+        self.live[axis.name] = axis
+        self.full |= {axis.name} if len(chain) == 1 and is_full(last) else set()
+        for stage in range(self.stages - 1):
+            self.text.line(f"{names.first} = {start} + {stage * size}")
+            self._ask(streams, rings, stop, names.first, str(stage))
+        slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
+        self.text.line(f"{slot} = 0")
+        self.text.line(f"{ahead} = {self.stages - 1}")
+        visited = self.names.fresh(f"{axis.name}_now")
+        self.text.line(f"for {visited} in range({start}, {stop}, {size}):")
+        held = set(self.awaited)
+        with self.text.indented(), self.back_edge():
+            self.text.line(f"wait_copies{self.stages - 2}()")
+            self.text.line("cuda.syncthreads()")
+            self.memory.touched = Touched()
+            self.awaited.clear()
+            self.text.line(f"{names.first} = {visited} + {(self.stages - 1) * size}")
+            self._ask(streams, rings, stop, names.first, ahead)
+            self.text.line(f"{names.first} = {visited}")
+            for let, c in (y for x in each for y in x):
+                ring = rings[given[c.load]]
+                part = ring.buffer.size // self.stages
+                self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {part}")))
+                self.streamed.add(let.name)
+            self._bodies(whole, last, test, visited)
+            for variable in (slot, ahead):
+                self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
+        self.text.line("wait_copies0()")
+        self.awaited |= held
+        del self.live[axis.name]
+        self.full -= {axis.name}
+        for let, _ in (y for x in each for y in x):
             del self.values[let.name]
+            self.streamed.discard(let.name)
+        for let in lets:
             self.memory.free(rings[let.name].buffer)
+
+    def _whole_range(self, s: For) -> str:
+        """The condition under which a tile of a chain belongs to its loop over full tiles; `{}` is the tile."""
+        first, end = self.bounds(s.axis)
+        low = "" if first == "0" else f"{self.assign(f'{s.axis.name}_full_from', Code(first, DType.I64))} <= "
+        return f"{low}{{}} < {self.assign(f'{s.axis.name}_full_to', Code(end, DType.I64))}"
+
+    def _bodies(self, whole: For | None, last: For, test: str, visited: str) -> None:
+        """The body; of a chain the one that suits the tile, which all threads of a block agree on."""
+        if whole is None:
+            self.loop_body(last)
+            return
+        touched, axis = self.memory.touched, last.axis.name
+        self.text.line(f"if {test.format(visited)}:")
+        with self.text.indented():
+            self.full |= {axis}
+            self.loop_body(whole)
+            self.full -= {axis}
+        one, self.memory.touched = self.memory.touched, touched
+        self.text.line("else:")
+        with self.text.indented():
+            self.loop_body(last)
+        self.memory.touched = self.memory.touched.joined(one)
 
     def _streams(self, s: For) -> list[tuple[Let, Copy]]:
         """Tiles of the loop that come from memory and that products alone read."""
@@ -450,6 +500,33 @@ class Streams(Kernel):
                 offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
                 self.copy(copy, let.type, replace(ring, offset=offset))
         self.text.line("commit_copies()")
+
+
+def is_full(s: For) -> bool:
+    """Does a loop visit full tiles only?"""
+    return any(a.name == "full" for a in s.attributes)
+
+
+def continued(body: tuple[Stmt, ...]) -> set[int]:
+    """The ids of loops that the next statement goes on with: over full tiles between partial ones, or before them."""
+    found: set[int] = set()
+    for inner in (body, *(s.body for s in statements(body) if isinstance(s, Grid | For))):
+        for i in range(len(inner)):
+            for length in (3, 2):
+                chain = [s for s in inner[i : i + length] if isinstance(s, For)]
+                if len(chain) == length and _is_chain(chain) and not any(id(s) in found for s in chain):
+                    found |= {id(s) for s in chain[:-1]}
+    return found
+
+
+def _is_chain(loops: list[For]) -> bool:
+    """Do they visit one axis in order, carrying the same states, full tiles second to last?"""
+    full = [is_full(s) for s in loops]
+    linked = all(
+        tuple(c.init for c in b.carries) == tuple(Name(c.name) for c in a.carries) for a, b in pairwise(loops)
+    )
+    plain = len({s.axis.name for s in loops}) == 1 and not any(s.reverse for s in loops)
+    return linked and plain and full == [False] * (len(loops) - 2) + [True, False]
 
 
 def _mentions(e: Expr, axis: str) -> bool:

@@ -37,12 +37,13 @@ from ..tile_ir import (
 )
 from . import mma
 from .deal import Layout
-from .mma import RegisterOperand, Unfit, facts_of, tile_multiples, with_named_operands
+from .mma import RegisterOperand, Unfit
 from .roles import MODULES, REGISTERS, ROWS, Loader, Role, with_plain_bounds
 from .simt import Kernel
 from .simt_elements import Wide
 from .simt_source import Point, Registers, Staged, Value, plain
 from .staging import BARRIER_BYTES, CHUNK, ROW_BYTES, Box, Ring, computed
+from .streams import facts_of, tile_multiples, with_named_operands
 from .tile_types import contexts, is_product, tile_axes
 
 STEP = 16
