@@ -24,8 +24,8 @@ from .remarks import Remark
 from .schedule import print_schedule
 from .spelling import spell
 from .target import CudaTarget
-from .tensor_ir import Apply, Carried, Const, Extent, Node, carried, walk
-from .tile_ir import For, TileProgram, statements
+from .tensor_ir import Apply, Carried, Const, Extent, Node, apply, carried, const, extent, walk
+from .tile_ir import Expr, For, TileProgram, statements, subexpressions
 from .tile_text import print_statement
 
 # ---------------------------------------------------------------- the facts
@@ -528,15 +528,32 @@ def _longest(c: Compilation, extents: Iterable[str]) -> tuple[str, ...]:
 
 def _grows_with(c: Compilation) -> tuple[str, ...]:
     """The extents of the tensors between launches."""
-    shapes = [n for p in c.module.scratch for n in c.graph.shape_of(p.name)]
+    shapes = [n for p in c.module.scratch for n in _shape(p)]
     used = {n.name for n in walk(shapes) if isinstance(n, Extent)}
     return tuple(e for e in c.graph.extents if e in used)
 
 
 def _buffers(c: Compilation) -> Iterator[BufferFacts]:
     for p in c.module.scratch:
-        shape = c.graph.shape_of(p.name)
+        shape = _shape(p)
         yield BufferFacts(p.name, p.dtype.value, tuple(map(spell, shape)), _bytes(shape, p.dtype, c.sizes))
+
+
+def _shape(p: tile.Param) -> tuple[Node, ...]:
+    """The extents of a tensor between launches."""
+    done: dict[Expr, Node] = {}
+    for e in p.shape:
+        for x in reversed(tuple(subexpressions(e))):
+            match x:
+                case tile.Const(value=value, dtype=dtype):
+                    done[x] = const(value, dtype)
+                case tile.ExtentRef(name=name):
+                    done[x] = extent(name)
+                case tile.Apply(op=op, args=args):
+                    done[x] = apply(op, *(done[a] for a in args))
+                case _:
+                    raise TypeError(f"{type(x).__name__} is no extent")
+    return tuple(done[e] for e in p.shape)
 
 
 def _bytes(shape: Iterable[Node], dtype: DType, sizes: Mapping[str, int]) -> int:
@@ -545,7 +562,7 @@ def _bytes(shape: Iterable[Node], dtype: DType, sizes: Mapping[str, int]) -> int
 
 def scratch_bytes(c: Compilation, sizes: Mapping[str, int]) -> int:
     """The most that tensors between launches hold at once; each lives from its writer to its last reader."""
-    sized = {p.name: _bytes(c.graph.shape_of(p.name), p.dtype, sizes) for p in c.module.scratch}
+    sized = {p.name: _bytes(_shape(p), p.dtype, sizes) for p in c.module.scratch}
     uses = {
         name: [i for i, p in enumerate(c.module.programs) if any(x.name == name for x in p.params)]
         for name in sized

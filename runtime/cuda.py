@@ -270,8 +270,8 @@ def _cc(target: CudaTarget) -> tuple[Any, ...]:
 def _lowered(
     function: Callable[..., None], signature: tuple[Any, ...], target: CudaTarget, bounds: tuple[int, int]
 ) -> tuple[Any, str]:
-    """A kernel in LLVM's form, and its name there; `bounds` are the threads of a block and how many blocks must fit. As numba-cuda's `cuda.compile(device=False)`, which has no way to turn
-    contraction off."""
+    """A kernel in LLVM's form, and its name there; `bounds` are the threads of a block and how many blocks must fit. As
+    numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off."""
     compiled = numba_compiler.compile_cuda(
         function, types.void, signature, nvvm_options={"opt": 3, "fma": False}, cc=_cc(target)
     )

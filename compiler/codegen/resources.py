@@ -18,6 +18,9 @@ from .simt import Kernel, kernels_of
 
 SCALARS = 40
 """Registers for addresses, strides, indices, bounds and temporaries: what ptxas gives elementwise kernels of one value."""
+FRAGMENT = re.compile(r"_part(?:_\d+)?$")
+AT_A_TIME = 4
+"""Registers of a matrix operand's fragments that live together: each is read from shared memory just before its products."""
 DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\((\d+)")
 
 
@@ -66,7 +69,10 @@ def live_arrays(lines: list[str]) -> Iterator[_Array]:
         filled, last = mentioned[name][min(1, len(mentioned[name]) - 1)], max(mentioned[name])
         first = max((end for start, end in ends if i < start <= filled <= end), default=i)
         until = max((end for start, end in ends if i < start <= last <= end and end != first), default=last)
-        yield _Array(int(count), int(count) * (2 if bits == "64" else 1), first, max(first, until))
+        registers = int(count) * (2 if bits == "64" else 1)
+        if FRAGMENT.search(name):
+            registers = min(registers, AT_A_TIME)
+        yield _Array(int(count), registers, first, max(first, until))
 
 
 def _loop_ends(lines: list[str]) -> list[tuple[int, int]]:
