@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...dsl.types import DType
 from ..target import CudaTarget
-from ..tile_ir import Dot, TileProgram, TileType, subexpressions
+from ..tile_ir import Dot, Load, TileProgram, TileType, subexpressions
 from .deal import BLOCK_RUN, Deal, Demand, Layout, block_deal
 from .simt import Kernel
 from .simt_source import NOWHERE, Point, Registers, Staged, joined
@@ -76,6 +76,11 @@ class BlockKernel(Streams):
             if isinstance(d, Dot)
         }
         return found
+
+    def load_ahead(self, e: Load, layout: Layout) -> None:
+        """Vectors only: a second tile of the result's size would take as many registers as the result."""
+        if len(layout.restrict(self.facts.type_of(e, self.types).axes).axes) < 2:
+            super().load_ahead(e, layout)
 
     def _along(self, axes: tuple[str, ...]) -> str | None:
         """The axis along which a tile's neighbours lie side by side: the one that products do not contract."""
