@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..dsl.source import Span
 from ..dsl.types import DType
+from . import tile_ir as tile
 from .cascade import Cascade, State
 from .codegen import cpu
 from .evaluate import evaluate
