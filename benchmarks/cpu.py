@@ -211,6 +211,8 @@ def multiply_adds() -> Callable[[int, int, Any], None]:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
+    from tileloom.runtime.intrinsics.tasks import take_first, take_next
+
     vector, i64 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64)
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -242,9 +244,12 @@ def multiply_adds() -> Callable[[int, int, Any], None]:
         return types.float32(types.int64, types.float32), emit
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def run(first: int, last: int, out: Any) -> None:
-        for task in range(first, last):
-            out[task] = steps(FMAS, np.float32(0.5))
+    def run(first: int, last: int, queue: Any, out: Any) -> None:
+        first, last = take_first(queue, first, last)
+        while first < last:
+            for task in range(first, last):
+                out[task] = steps(FMAS, np.float32(0.5))
+            first, last = take_next(queue, first, last)
 
     return run  # type: ignore[no-any-return]
 
@@ -256,7 +261,7 @@ def floors(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
 
     clock = time.process_time if threads == 1 else time.perf_counter
     run, out = multiply_adds(), np.zeros(threads, np.float32)
-    run(0, threads, out)
+    run_tasks(run, threads, out)
     x, y = np.ones(1 << 25, np.float32), np.zeros(1 << 25, np.float32)
     copied = tl.compile(tl.parse("kernel copied(x: f32[N]) -> y: f32[N] { y[n] = x[n] }")["copied"])
     work: dict[str, tuple[Callable[[], object], str, float]] = {
@@ -343,13 +348,16 @@ def sharing(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
     from cpu_cases import ROWS, compiled, f32
     from numba import njit
 
+    from tileloom.runtime.intrinsics.tasks import take_first, take_next
     from tileloom.runtime.threads import run_tasks, thread_limit
 
-    @njit("void(i8, i8, f4[::1])", nogil=True)  # type: ignore[untyped-decorator]
-    def nothing(first: int, last: int, x: Any) -> None:
-        x[0] = 0
+    @njit("void(i8, i8, i8[::1])", nogil=True)  # type: ignore[untyped-decorator]
+    def nothing(first: int, last: int, queue: Any) -> None:
+        first, last = take_first(queue, first, last)
+        while first < last:
+            first, last = take_next(queue, first, last)
 
-    kernel, x, cell = compiled(ROWS, "soft"), f32(1024, 1024), np.zeros(1, np.float32)
+    kernel, x = compiled(ROWS, "soft"), f32(1024, 1024)
 
     def callers(n: int) -> None:
         with ThreadPoolExecutor(n) as pool:
@@ -360,8 +368,8 @@ def sharing(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
             kernel(x)
 
     calls: dict[str, tuple[Callable[[], None], int]] = {
-        "hand out 64 empty tasks": (lambda: run_tasks(nothing, 64, cell), 200),
-        "hand out 1 empty task": (lambda: run_tasks(nothing, 1, cell), 200),
+        "hand out 64 empty tasks": (lambda: run_tasks(nothing, 64), 200),
+        "hand out 1 empty task": (lambda: run_tasks(nothing, 1), 200),
         "softmax 1024x1024": (lambda: limited(threads), 10),
         "softmax 1024x1024 on 4 times the threads": (lambda: limited(4 * threads), 10),
         "16 softmax 1024x1024 from 4 Python threads": (lambda: callers(4), 1),

@@ -32,6 +32,7 @@ from numba.np.numpy_support import from_dtype
 
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
+from .threads import UNSHARED
 
 Kernel = Callable[..., Any]
 COMPILED = "__compiled__"
@@ -102,9 +103,14 @@ def version(function: Kernel, arguments: Sequence[Any]) -> Kernel:
     return FunctionType(function.__code__, {**names, **compiled, COMPILED: compiled}, function.__name__)
 
 
-def launches(function: Kernel, arguments: Sequence[Any]) -> list[tuple[Kernel, tuple[int, ...]]]:
+def compiled(function: Kernel, arguments: Sequence[Any]) -> Kernel:
+    """A compiled function of a generated source for arguments like these."""
+    return _entry(function, tuple(_types(arguments)))
+
+
+def launches(function: Kernel, arguments: Sequence[Any]) -> list[tuple[Kernel, tuple[Any, ...]]]:
     """What a `version` calls on one thread for these arguments: compiled functions, each with what stands before them."""
-    found: list[tuple[Kernel, tuple[int, ...]]] = []
+    found: list[tuple[Kernel, tuple[Any, ...]]] = []
     names = function.__globals__
     noted = {n: _Noted(entry, found) for n, entry in names[COMPILED].items()}
     FunctionType(function.__code__, {**names, **noted, "run_tasks": _note_tasks})(*arguments)
@@ -116,7 +122,7 @@ class _Noted:
     """Stands for a compiled function while what calls it is watched."""
 
     entry: Kernel
-    found: list[tuple[Kernel, tuple[int, ...]]]
+    found: list[tuple[Kernel, tuple[Any, ...]]]
 
     def __call__(self, *arguments: Any) -> None:
         self.found.append((self.entry, ()))
@@ -124,15 +130,16 @@ class _Noted:
 
 def _note_tasks(noted: _Noted, tasks: int, *arguments: Any) -> None:
     if tasks > 0:
-        noted.found.append((noted.entry, (0, tasks)))
+        noted.found.append((noted.entry, (0, tasks, UNSHARED)))
 
 
 def _entry(dispatcher: Any, taken: tuple[Any, ...]) -> Kernel:
-    """A function of tasks compiled for these types; where its grid is shared out it takes a range of tasks before them."""
+    """A function compiled for these types; where its grid is shared out it takes a range of tasks and their queue first."""
     kept = dispatcher._cache
-    ahead = dispatcher.py_func.__code__.co_argcount - len(taken)
+    shared = dispatcher.py_func.__code__.co_argcount > len(taken)
+    ahead = (types.int64, types.int64, _array(types.int64, 1, "C")) if shared else ()
     with kept.store.making(kept.group):
-        entry: Kernel = dispatcher.compile((*(types.int64,) * ahead, *taken))
+        entry: Kernel = dispatcher.compile((*ahead, *taken))
     return entry
 
 

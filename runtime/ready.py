@@ -31,7 +31,7 @@ class Step:
     """One launch: `function` is called with `before`, the arrays numbered in `taken` and `numbers`."""
 
     function: Callable[..., object]
-    before: tuple[int, ...]
+    before: tuple[Any, ...]
     taken: tuple[int, ...]
     numbers: tuple[Any, ...]
 

@@ -1,31 +1,49 @@
 """Threads that run the tasks of a kernel: ordinary Python threads, since compiled tasks hold no lock of the interpreter.
 
-Against Numba's own parallel loops this compiles a kernel in a third of the time, survives a fork, and may be entered from
-several threads at once; a dispatch costs some 20 µs for each thread that joins. Which thread runs a task never changes
-its result, so results do not depend on the number of threads.
+A call gives a queue to the threads that are idle and works on it itself; whoever comes takes the next tasks (see
+`intrinsics.tasks`), and a thread that comes too late, or never, finds nothing to do and keeps nobody waiting. A worker looks
+out for the next call for some 50 µs before it sleeps, so that calls in a row are handed over in a few. This survives a fork
+and may be entered from several threads at once. Which thread runs a task never changes its result.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
-CHUNKS_PER_THREAD = 8
-"""Tasks are handed out in this many pieces a thread, so that tasks of unequal length even out."""
+import numpy as np
+
+from .intrinsics.queue import DONE, END, LENGTH, STEP
+
+PIECES_PER_THREAD = 8
+"""Tasks are taken in at most this many pieces a thread, so that tasks of unequal length even out."""
+LOOKS = 1500
+"""How often an idle worker, or a caller that waits for the last task, looks before it sleeps."""
+SOURCE = '''"""Waiting for another thread without holding the interpreter's lock."""
+
+from numba import njit
+from tileloom.runtime.intrinsics.tasks import reaches
+
+
+@njit(nogil=True)
+def is_reached(cell, index, value, rounds):
+    return reaches(cell, index, value, rounds)
+'''
 
 _limit: int | None = None
-_pool: ThreadPoolExecutor | None = None
-_lock = threading.Lock()
 
 
 def threads() -> int:
     """How many threads a kernel may use: the processors this process may run on, or what `thread_limit` says."""
-    if _limit is not None:
-        return _limit
+    return _limit if _limit is not None else _processors()
+
+
+def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -55,41 +73,140 @@ class _Alone(threading.local):
 
 
 alone = _Alone()
+UNSHARED: Any = np.zeros(LENGTH, np.int64)
+"""The queue of a call that one thread runs: `function(0, tasks, UNSHARED, …)`. Never written."""
 
 
 def run_tasks(function: Callable[..., Any], tasks: int, *arguments: Any) -> None:
-    """Call `function(first, last, *arguments)` on ranges that together cover [0, tasks) once each."""
+    """Call `function(first, last, queue, *arguments)` on one or more threads, so that each task of [0, tasks) runs once.
+
+    Raises what the function raises, in whichever thread.
+    """
     workers = 1 if tasks <= 1 or alone.depth else min(threads(), tasks)
-    if workers <= 1:
-        if tasks > 0:
-            function(0, tasks, *arguments)
-        return
-    chunks = min(tasks, workers * CHUNKS_PER_THREAD)
-    pieces = iter([(c * tasks // chunks, (c + 1) * tasks // chunks) for c in range(chunks)])
-
-    def work() -> None:
-        for first, last in pieces:
-            function(first, last, *arguments)
-
-    joined = [_executor(workers - 1).submit(work) for _ in range(workers - 1)]
-    work()
-    for helper in joined:
-        if not helper.cancel():
-            helper.result()
+    if workers > 1:
+        _Call(function, tasks, arguments, workers).run()
+    elif tasks > 0:
+        function(0, tasks, UNSHARED, *arguments)
 
 
-def _executor(workers: int) -> ThreadPoolExecutor:
-    global _pool
-    with _lock:
-        if _pool is None or _pool._max_workers < workers:
-            _pool = ThreadPoolExecutor(max(workers, threads() - 1), "tileloom")
-        return _pool
+class _Call:
+    """One call's tasks and who waits for them."""
+
+    def __init__(
+        self, function: Callable[..., Any], tasks: int, arguments: tuple[Any, ...], workers: int
+    ) -> None:
+        self.function, self.tasks, self.arguments, self.workers = function, tasks, arguments, workers
+        self.queue = np.zeros(LENGTH, np.int64)
+        self.queue[END], self.queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
+        self.finished = threading.Lock()
+        self.finished.acquire()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Work with the others, and wait for what they have taken."""
+        for worker in _crew.idle(self.workers - 1):
+            worker.give(self)
+        self.work()
+        if not _waiting()(self.queue, DONE, self.tasks, _looks()):
+            self.finished.acquire()
+        if self.failure is not None:
+            raise self.failure
+
+    def work(self) -> None:
+        self.function(0, 0, self.queue, *self.arguments)
+
+    def help(self) -> None:
+        """Work in another thread than the caller's, which learns of the end and of failures."""
+        try:
+            self.work()
+        except BaseException as failure:
+            self.failure = failure
+        if self.failure is not None or self.queue[DONE] >= self.tasks:
+            with suppress(RuntimeError):  # another worker has said so
+                self.finished.release()
+
+
+class _Worker(threading.Thread):
+    """Waits for a call, helps with it, waits again. `turn` counts calls given, in memory that compiled code can watch."""
+
+    def __init__(self, crew: _Crew) -> None:
+        super().__init__(name="tileloom", daemon=True)
+        self.crew = crew
+        self.turn = np.zeros(8, np.int64)
+        self.given = threading.Lock()
+        self.given.acquire()
+        self.call: _Call | None = None
+
+    def give(self, call: _Call) -> None:
+        """Have an idle worker help."""
+        self.call = call
+        self.given.release()
+        self.turn[0] += 1
+
+    def run(self) -> None:
+        is_reached, turn = _waiting(), 0
+        while True:
+            turn += 1
+            is_reached(self.turn, 0, turn, _looks())
+            self.given.acquire()
+            call, self.call = self.call, None
+            if call is not None:
+                call.help()
+            del call
+            self.crew.waiting.append(self)
+
+
+class _Crew:
+    """The workers of this process; those that nobody uses stand in `waiting`."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Worker] = deque()
+        self.count = 0
+        self.lock = threading.Lock()
+
+    def idle(self, wanted: int) -> list[_Worker]:
+        """Up to so many workers that are idle, made where the process has too few."""
+        found: list[_Worker] = []
+        while len(found) < wanted:
+            try:
+                found.append(self.waiting.pop())
+            except IndexError:
+                made = self._made()
+                if made is None:
+                    break
+                found.append(made)
+        return found
+
+    def _made(self) -> _Worker | None:
+        with self.lock:
+            if self.count >= threads() - 1:
+                return None
+            self.count += 1
+        worker = _Worker(self)
+        worker.start()
+        return worker
+
+
+_crew = _Crew()
+
+
+def _looks() -> int:
+    """0 where threads are more than processors: who looks would keep another from working."""
+    return LOOKS if threads() <= _processors() else 0
+
+
+@cache
+def _waiting() -> Callable[[Any, int, int, int], bool]:
+    """The compiled function that waits."""
+    from .kernels import build, compiled
+
+    return compiled(build(SOURCE)["is_reached"], (UNSHARED, 0, 0, 0))
 
 
 def _forget() -> None:
-    """In a forked child the pool's threads do not exist."""
-    global _pool, _lock
-    _pool, _lock = None, threading.Lock()
+    """In a forked child the workers do not exist."""
+    global _crew
+    _crew = _Crew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -10,12 +10,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numba import njit
 
 from tileloom.compiler.codegen import cpu
 from tileloom.compiler.elaborate import elaborate
 from tileloom.compiler.tile_text import parse_module
 from tileloom.dsl.load import parse
 from tileloom.runtime import bench, kernels, memory, threads
+from tileloom.runtime.intrinsics.tasks import take_first, take_next
 from tileloom.runtime.launch import Kernel
 
 BLEND = """
@@ -288,16 +290,43 @@ def test_tasks_are_run_once_each() -> None:
         for n in (1, 2, 3, 8):
             runs = np.zeros(tasks, np.int64)
 
-            def work(first: int, last: int, runs: np.ndarray = runs) -> None:
-                runs[first:last] += 1
-
             with threads.thread_limit(n):
-                threads.run_tasks(work, tasks)
+                threads.run_tasks(count_runs, tasks, runs)
             assert (runs == 1).all()
 
 
+@njit(nogil=True)
+def count_runs(first, last, queue, runs):  # type: ignore[no-untyped-def]
+    first, last = take_first(queue, first, last)
+    while first < last:
+        for task in range(first, last):
+            runs[task] += 1
+        first, last = take_next(queue, first, last)
+
+
+def test_callers_at_once_and_more_threads_than_processors() -> None:
+    """Each of many calls runs its own tasks once, whoever helps; workers that come too late find nothing to do."""
+    wrong: list[int] = []
+
+    def caller(size: int) -> None:
+        for tasks in range(size, size + 200):
+            runs = np.zeros(tasks, np.int64)
+            threads.run_tasks(count_runs, tasks, runs)
+            if not (runs == 1).all():
+                wrong.append(tasks)
+
+    with threads.thread_limit(5):
+        callers = [threading.Thread(target=caller, args=(1 + 100 * i,)) for i in range(4)]
+        for c in callers:
+            c.start()
+        for c in callers:
+            c.join(60)
+            assert not c.is_alive()
+    assert not wrong
+
+
 def test_a_failing_task_is_reported() -> None:
-    def work(first: int, last: int) -> None:
+    def work(first: int, last: int, queue: np.ndarray) -> None:
         raise MemoryError(first)
 
     with threads.thread_limit(3), pytest.raises(MemoryError):

@@ -1,6 +1,6 @@
 """Tile IR to Numba source for the CPU: one file a module, one function a program, loops that LLVM vectorises.
 
-A program becomes `NAME_tasks(first, last, …)`, compiled, which runs a range of the tasks of its grid, and
+A program becomes `NAME_tasks(first, last, queue, …)`, compiled, which runs tasks of its grid as long as there are any, and
 `NAME(tensors, scalars, extents)`, which hands all of them out to threads. Tile values that need storage are small arrays
 allocated once a range; everything else is computed inside the loop nest of its consumer. Matrix products go through
 `multiply`, which takes one operand wherever it lies and the other packed so that rows of it are vectors. No lane beyond an
@@ -17,13 +17,14 @@ from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, PRODUCTS, STORAGE, VECTORS, Buffer, Signature
+from .numba_text import EXPORTS, PRODUCTS, STORAGE, TASKS, VECTORS, Buffer, Signature
 from .placement import distinct
 
 THREADS = "tileloom.runtime.threads"
 MODULES = {
     "tileloom.runtime.intrinsics.cpu": EXPORTS,
     "tileloom.runtime.intrinsics.storage": STORAGE,
+    "tileloom.runtime.intrinsics.tasks": TASKS,
     "tileloom.runtime.intrinsics.tile_products": PRODUCTS,
     "tileloom.runtime.intrinsics.vectors": VECTORS,
 }

@@ -96,7 +96,10 @@ class Task(Values):
         if self.parallel:
             self._divide()
         self._body((*self.before, Grid(self.serial, self.grid.body)))
-        bounds = ("first", "last") if self.parallel else ()
+        if self.parallel:
+            self.depth = 2
+            self.line("first, last = take_next(queue, first, last)")
+        bounds = ("first", "last", "queue") if self.parallel else ()
         head = ['@njit(nogil=True, error_model="numpy")']
         head.append(f"def {self.name}({', '.join(filter(None, (*bounds, self.signature.arguments)))}):")
         self._written = Function((*head, *self._allocations(), *self.lines), tuple(self.buffers))
@@ -115,6 +118,8 @@ class Task(Values):
     def _divide(self) -> None:
         """Open the loop over tasks and find the position on each axis, the last one fastest."""
         bound = [self._bind(a) for a in self.parallel]
+        self.line("first, last = take_first(queue, first, last)")
+        self.open("while first < last:")
         self.open("for task in range(first, last):")
         rest = "task"
         for i, (a, axis) in reversed(list(enumerate(zip(self.parallel, bound, strict=True)))):

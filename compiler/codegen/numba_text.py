@@ -66,9 +66,17 @@ PRODUCTS = frozenset(
 """Names it may import from the module of products."""
 STORAGE = frozenset({"workspace", "part"})
 """Names it may import from the module of storage."""
-OURS = frozenset({"njit", "run_tasks", "space", "first", "last", "task"})
+TASKS = frozenset({"take_first", "take_next"})
+"""Names it may import from the module of tasks."""
+OURS = frozenset({"njit", "run_tasks", "space", "first", "last", "queue", "task"})
 RESERVED = (
-    OURS | EXPORTS | VECTORS | PRODUCTS | STORAGE | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+    OURS
+    | EXPORTS
+    | VECTORS
+    | TASKS
+    | PRODUCTS
+    | STORAGE
+    | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
 )
 
 
