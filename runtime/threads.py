@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics.queue import DONE, END, LENGTH, STEP
+from .intrinsics.queue import DONE, END, LENGTH, NEXT, STEP
 
-PIECES_PER_THREAD = 8
+PIECES_PER_THREAD = 32
 """Tasks are taken in at most this many pieces a thread, so that tasks of unequal length even out."""
 LOOKS = 1500
-"""How often an idle worker, or a caller that waits for the last task, looks before it sleeps."""
+"""How often an idle worker looks for a call before it sleeps."""
+LAST_LOOKS = 10 * LOOKS
+"""How often a caller looks whether the last tasks are done before it sleeps: they end soon."""
 SOURCE = '''"""Waiting for another thread without holding the interpreter's lock."""
 
 from numba import njit
@@ -104,11 +106,15 @@ class _Call:
 
     def run(self) -> None:
         """Work with the others, and wait for what they have taken."""
-        for worker in _crew.idle(self.workers - 1):
-            worker.give(self)
-        self.work()
-        if not _waiting()(self.queue, DONE, self.tasks, _looks()):
-            self.finished.acquire()
+        helpers = _crew.idle(self.workers - 1)
+        try:
+            for worker in helpers:
+                worker.give(self)
+            self.work()
+            if not _waiting()(self.queue, DONE, self.tasks, _looks(LAST_LOOKS)):
+                self.finished.acquire()
+        finally:
+            _crew.waiting.extend(helpers)
         if self.failure is not None:
             raise self.failure
 
@@ -117,6 +123,8 @@ class _Call:
 
     def help(self) -> None:
         """Work in another thread than the caller's, which learns of the end and of failures."""
+        if self.queue[NEXT] >= self.tasks:
+            return
         try:
             self.work()
         except BaseException as failure:
@@ -127,37 +135,38 @@ class _Call:
 
 
 class _Worker(threading.Thread):
-    """Waits for a call, helps with it, waits again. `turn` counts calls given, in memory that compiled code can watch."""
+    """Waits for a call, helps with it, waits again. `turn` counts calls given, in memory that compiled code can watch.
 
-    def __init__(self, crew: _Crew) -> None:
+    Only the caller that has taken a worker from the crew gives to it. It puts the worker back when all tasks are done, so
+    that the worker, which may still be on its way back from them, is there for the next call.
+    """
+
+    def __init__(self) -> None:
         super().__init__(name="tileloom", daemon=True)
-        self.crew = crew
         self.turn = np.zeros(8, np.int64)
         self.given = threading.Lock()
         self.given.acquire()
-        self.call: _Call | None = None
+        self.calls: deque[_Call] = deque()
 
     def give(self, call: _Call) -> None:
-        """Have an idle worker help."""
-        self.call = call
-        self.given.release()
+        """Have the worker help, now or when it is back."""
+        self.calls.append(call)
+        with suppress(RuntimeError):  # released before, and not yet noticed
+            self.given.release()
         self.turn[0] += 1
 
     def run(self) -> None:
-        is_reached, turn = _waiting(), 0
+        is_reached, helped = _waiting(), 0
         while True:
-            turn += 1
-            is_reached(self.turn, 0, turn, _looks())
+            is_reached(self.turn, 0, helped + 1, _looks(LOOKS))
             self.given.acquire()
-            call, self.call = self.call, None
-            if call is not None:
-                call.help()
-            del call
-            self.crew.waiting.append(self)
+            while self.calls:
+                self.calls.popleft().help()
+                helped += 1
 
 
 class _Crew:
-    """The workers of this process; those that nobody uses stand in `waiting`."""
+    """The workers of this process; those that no call uses stand in `waiting`."""
 
     def __init__(self) -> None:
         self.waiting: deque[_Worker] = deque()
@@ -182,7 +191,7 @@ class _Crew:
             if self.count >= threads() - 1:
                 return None
             self.count += 1
-        worker = _Worker(self)
+        worker = _Worker()
         worker.start()
         return worker
 
@@ -190,9 +199,9 @@ class _Crew:
 _crew = _Crew()
 
 
-def _looks() -> int:
-    """0 where threads are more than processors: who looks would keep another from working."""
-    return LOOKS if threads() <= _processors() else 0
+def _looks(most: int) -> int:
+    """None where threads are more than processors: who looks would keep another from working."""
+    return most if threads() <= _processors() else 0
 
 
 @cache

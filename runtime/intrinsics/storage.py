@@ -9,16 +9,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from numba.np import arrayobj
 
-from .vectors import I8, I64
+from .vectors import I8, I64, array_models
 
 LINE = 64
 """Bytes of a cache line, and the widest vector: one that crosses a line is read in two steps."""
 
 Builder = Any
 _tools: Any = cgutils
-_arrays: Any = arrayobj
 _array: Any = types.Array
 
 
@@ -36,7 +34,7 @@ def part(typing: Any, space: Any, offset: Any, dtype: Any, shape: Any) -> Any:
     kind = _array(dtype.instance_type, rank, "C")
 
     def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        whole = _arrays.make_array(space)(context, b, args[0])
+        whole = array_models().make_array(space)(context, b, args[0])
         line = ir.Constant(I64, LINE)
         first = b.and_(b.add(b.ptrtoint(whole.data, I64), b.sub(line, ir.Constant(I64, 1))), b.neg(line))
         start = context.cast(b, args[1], sig.args[1], types.int64)
@@ -48,8 +46,8 @@ def part(typing: Any, space: Any, offset: Any, dtype: Any, shape: Any) -> Any:
         strides = [ir.Constant(I64, size)]
         for n in reversed(lengths[1:]):
             strides.insert(0, b.mul(strides[0], n))
-        made = _arrays.make_array(kind)(context, b)
-        _arrays.populate_array(
+        made = array_models().make_array(kind)(context, b)
+        array_models().populate_array(
             made, data=b.bitcast(data, made.data.type), shape=lengths, strides=strides,
             itemsize=ir.Constant(I64, size), meminfo=whole.meminfo, parent=whole.parent,
         )  # fmt: skip

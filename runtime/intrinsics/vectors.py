@@ -21,7 +21,6 @@ from numba.core import cgutils, imputils
 from numba.core import config as _settings
 from numba.core.typing import templates
 from numba.extending import intrinsic, models, register_model
-from numba.np import arrayobj
 
 Builder = Any
 Emit = Callable[[Any, Builder, Any, Any], Any]
@@ -30,7 +29,6 @@ I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 # Numba's own types for these are partial or none.
 _declare: Any = cgutils.get_or_insert_function
 _unliteral: Any = types.unliteral
-_array_model: Any = arrayobj.make_array
 _item_pointer: Any = cgutils.get_item_pointer2
 _lower: Any = imputils.lower_builtin
 _infer: Any = templates.infer_global
@@ -379,11 +377,18 @@ def _whole_or_some(b: Builder, n: Any, lanes: int, emit: Callable[[Any], Any]) -
 # ---------------------------------------------------------------- memory
 
 
+def array_models() -> Any:
+    """Numba's module of arrays, which takes a quarter of a second to import: only where something is compiled."""
+    from numba.np import arrayobj
+
+    return arrayobj
+
+
 def array_item(
     context: Any, b: Builder, kind: Any, array: Any, index_kind: Any, index: Any
 ) -> tuple[Any, list[Any]]:
     """The address of an element and its array's strides in bytes; subscripts are not negative and not checked."""
-    view = _array_model(kind)(context, b, array)
+    view = array_models().make_array(kind)(context, b, array)
     kinds: list[Any]
     if isinstance(index_kind, types.BaseTuple):
         raw = _tools.unpack_tuple(b, index, len(index_kind))
