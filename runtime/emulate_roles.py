@@ -58,6 +58,7 @@ class Multiply:
     b: Operand
     row: int
     column: int
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,6 +269,7 @@ class Block:
         queue = self.products.setdefault(group, [])
         ours = any(p.sums[0] is sums[0] for p in queue)
         before = None if ours else _gathered(sums, how)
+        before = np.zeros((64, how.columns), np.float32) if how.fresh else before
         _scattered(sums, how, np.full((64, how.columns), np.nan, np.float32))
         queue.append(Product(how, sums, a if how.a else [c[2] for c in calls], b, before))
 

@@ -10,10 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tileloom as tl
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.codegen.wgmma import why_not
+from tileloom.compiler.pipeline import compile_kernel
+from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import SM_80, SM_90A
 from tileloom.compiler.tile_text import parse_module
+from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
 
 Array = np.ndarray[Any, Any]
@@ -135,16 +139,96 @@ def test_without_a_wait_arrival_or_barrier_it_fails() -> None:
     assert len(missed) <= len(every) // 10, "\n\n".join(missed)
 
 
-def _passes(module: Any, source: str, inputs: dict[str, Array], want: Array) -> bool:
+def _passes(
+    module: Any, source: str, inputs: dict[str, Array], want: Array, scalars: dict[str, float] | None = None
+) -> bool:
     """In both orders of the threads."""
     for backwards in (True, False):
         try:
-            got = emulate.run_module(module, source, inputs, {}, blocks=2, backwards=backwards)["o"]
+            got = emulate.run_module(module, source, inputs, scalars or {}, blocks=2, backwards=backwards)[
+                "o"
+            ]
         except emulate.KernelFault:
             return False
         if not np.array_equal(got, want):
             return False
     return True
+
+
+ATTENTION = """kernel attention<T: f16 | bf16>(q: T[H, M, D], k: T[G, N, D], v: T[G, N, E], w: f32[H], scale: f32)
+    -> (o: T[H, M, E], lse: f32[H, M]) {
+    require H % G == 0, scale > 0
+    s[h, m, n] = SCORE
+    p[h, m, n] = softmax[n SET](s[h, m, n])
+    o[h, m, e] = sum[n](p[h, m, n] * v[h // (H // G), n, e])
+    lse[h, m] = logsumexp[n SET](s[h, m, n])
+}
+"""
+PRODUCT = "scale * sum[d](q[h, m, d] * k[h // (H // G), n, d])"
+BIASED = f"{PRODUCT} + w[h] * f32(n - m)"
+
+
+def attention(score: str, subset: str, tiles: str, sizes: dict[str, int]) -> Any:
+    text = ATTENTION.replace("SCORE", score).replace("SET", subset)
+    return compile_kernel(
+        tl.parse(text)["attention"], SM_90A, sizes, dtypes={"T": DType.F16},
+        schedule=parse_schedule(f"schedule s for attention on cuda:sm_90a {{ tier wgmma\n tile {tiles} }}"),
+    )  # fmt: skip
+
+
+def attention_inputs(sizes: dict[str, int]) -> dict[str, Array]:
+    rng = np.random.default_rng(7)
+    shapes = {"q": "HMD", "k": "GND", "v": "GNE"}
+    made = {n: rng.standard_normal([sizes[a] for a in x]).astype(np.float16) for n, x in shapes.items()}
+    return {**made, "w": np.float32([0.05, 0.2])[: sizes["H"]]}
+
+
+def exact(x: dict[str, Array], scale: float, biased: bool, seen: Any) -> tuple[Array, Array]:
+    """In float64; rows that see nothing give 0 and -inf."""
+    heads = len(x["q"]) // len(x["k"])
+    q, k, v = x["q"].astype(float), *(np.repeat(x[n], heads, 0).astype(float) for n in "kv")
+    m, n = np.arange(q.shape[1])[:, None], np.arange(k.shape[1])[None]
+    s = scale * q @ k.swapaxes(1, 2) + (x["w"].astype(float)[:, None, None] * (n - m) if biased else 0)
+    s = np.where(seen(m, n, q.shape[1], k.shape[1]), s, -np.inf)
+    top = np.where(np.isinf(s.max(-1)), 0, s.max(-1))
+    p = np.exp(s - top[..., None])
+    z = p.sum(-1)
+    with np.errstate(divide="ignore"):
+        return p @ v / np.where(z == 0, 1, z)[..., None], np.where(z == 0, -np.inf, top + np.log(z))
+
+
+CASCADES = {
+    "full": (PRODUCT, "", lambda m, n, M, N: m >= 0, "m by 64, n by 32", (72, 69, 32, 24)),
+    "causal": (PRODUCT, "| n <= m + N - M", lambda m, n, M, N: n <= m + N - M, "m by 128, n by 32", (130, 99, 16, 40)),
+    "window": (
+        BIASED, "| n <= m and m - n < 40", lambda m, n, M, N: (n <= m) & (m - n < 40), "m by 64, n by 16", (70, 67, 16, 16)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASCADES)
+def test_products_with_a_softmax_between(case: str) -> None:
+    """Odd lengths, heads that share keys, more query than key rows (so some see nothing), several tiles a block."""
+    score, subset, seen, tiles, (m, n, d, e) = CASCADES[case]
+    sizes = {"H": 2, "G": 1, "M": m, "N": n, "D": d, "E": e}
+    made, inputs = attention(score, subset, tiles, sizes), attention_inputs(sizes)
+    assert made.module.programs[0].tier == "wgmma"
+    got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=3)
+    o, lse = exact(inputs, 0.3, score == BIASED, seen)
+    assert np.abs(got["o"].astype(float) - o).max() < 2e-3
+    assert np.array_equal(np.isinf(got["lse"]), np.isinf(lse))
+    assert np.abs(np.where(np.isinf(lse), 0, got["lse"] - np.where(np.isinf(lse), 0, lse))).max() < 1e-5
+
+
+def test_of_a_skewed_loop_without_a_wait() -> None:
+    """Every sixth of the waits, arrivals and barriers, left out."""
+    sizes = {"H": 1, "G": 1, "M": 192, "N": 187, "D": 16, "E": 16}
+    made, inputs = attention(PRODUCT, "| n <= m", "m by 64, n by 16", sizes), attention_inputs(sizes)
+    want = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=2)["o"]
+    every = mutants(made.source, "attention")[::6]
+    missed = [x for x in every if _passes(made.module, x, inputs, want, {"scale": 0.3})]
+    assert len(every) >= 6
+    assert len(missed) <= 1
 
 
 def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:

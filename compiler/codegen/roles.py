@@ -6,19 +6,15 @@ indices are the same code in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (
-    Apply,
     AxisIndex,
-    Const,
     Expr,
     For,
-    Grid,
     Let,
     LoopAxis,
     Name,
@@ -26,18 +22,20 @@ from ..tile_ir import (
     Stmt,
     Store,
     TileProgram,
+    operands,
     statements,
     subexpressions,
 )
 from .deal import Deal, Demand, warpgroup_deal
-from .mma import MatrixKernel, Unfit
+from .mma import Unfit
 from .scalar_cuda import Code, convert
 from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
 from .staging import BARRIER_BYTES, CHUNK, Ring, Staging, staging
-from .tile_types import rewrite, tile_axes
+from .warpgroup_elements import RowElements
 
 ROWS = 64  # of a tile, one warpgroup
+CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
 MODULES = {
     "mbarrier": ("arrive", "await_parity", "expect_bytes", "publish_barriers", "start_barrier"),
     "tma": (
@@ -54,11 +52,11 @@ MODULES = {
 """The functions of generated source by the module of `runtime/intrinsics` that has them."""
 WORDS = frozenset(n for names in MODULES.values() for n in names)
 OURS = frozenset({"leader", "output", "shared", "warpgroup", "matrix_column", "matrix_row", "matrix_turn"})
-REGISTERS = {1: (56, 240), 2: (40, 232)}
+REGISTERS = {1: (56, 240), 2: (56, 224)}
 """Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
 
 
-class Role(MatrixKernel):
+class Role(RowElements):
     """One role of a kernel."""
 
     tier = "wgmma"
@@ -77,6 +75,7 @@ class Role(MatrixKernel):
         self.ring_names = {r: self.names.fresh(f"{r.name}_ring") for r in self.staging.rings}
         self.maps = {b: self.names.fresh(f"{b.load.tensor}_map") for r in self.staging.rings for b in r.boxes}
         self.output_maps: dict[str, str] = {}
+        self.places: dict[Expr, str] = {}  # subscripts computed before a loop
 
     def _staged(self) -> Staging:
         return staging(self.program, self.tiles, self.target, self.warpgroups, self._output_bytes())
@@ -96,6 +95,43 @@ class Role(MatrixKernel):
     def note(self, barrier_due: bool) -> None:
         if barrier_due:
             raise Unfit("a value goes from thread to thread through shared memory")
+
+    # ------------------------------------------------------------ tasks
+
+    def uneven(self) -> bool:
+        """Do tasks differ in length, because a loop's bounds depend on where the tile lies?"""
+        return any(isinstance(s, For) and s.axis.hi is not None for s in statements(self.program.body))
+
+    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """Tasks of unequal length: the last tiles, whose loops are often the longest, first, of as many other indices
+        together as fit into the level 2 cache with what their loops read."""
+        if not self.uneven() or axes[-1].tile is None or any(a.tile is not None for a in axes[:-1]):
+            super()._task_indices(axes, counts)
+            return
+        last, others = axes[-1], " * ".join(counts[:-1]) or "1"
+        together = self.assign(
+            "together",
+            Code(f"min(max({CACHED_BYTES} // max({self._looped_bytes()}, 1), 1), {others})", DType.I64),
+        )
+        group = self.assign("group", Code(f"task // ({together} * {counts[-1]}) * {together}", DType.I64))
+        inside = self.assign("inside", Code(f"task % ({together} * {counts[-1]})", DType.I64))
+        some = self.assign("some", Code(f"min({others} - {group}, {together})", DType.I64))
+        self.text.line(
+            f"{self.axis_names[last.name].first} = ({counts[-1]} - 1 - {inside} // {some}) * {last.tile}"
+        )
+        rest = self.assign("rest", Code(f"{group} + {inside} % {some}", DType.I64))
+        for i in range(len(axes) - 2, -1, -1):
+            name = self.axis_names[axes[i].name].index
+            self.text.line(f"{name} = {rest} % {counts[i]}" if i else f"{name} = {rest}")
+            rest = self.assign("rest", Code(f"{rest} // {counts[i]}", DType.I64)) if i else rest
+
+    def _looped_bytes(self) -> str:
+        """What the loops of one task read, at most."""
+        rows: dict[str, int] = {}
+        for b in (b for r in self.staging.rings if r.looped for b in r.boxes):
+            rows[b.row] = rows.get(b.row, 0) + 2 * b.columns
+        found = [f"{self.emit(self.axes[a].extent, NOWHERE).operand} * {n}" for a, n in rows.items()]
+        return " + ".join(found) or "1"
 
     # ------------------------------------------------------------ rings
 
@@ -149,7 +185,7 @@ class Role(MatrixKernel):
         """The coordinates of a box, the innermost first."""
         texts = []
         for x in load_subscripts:
-            code = convert(self.emit(x, NOWHERE, widest=1 << 20), DType.I64).text
+            code = self.places.get(x) or convert(self.emit(x, NOWHERE, widest=1 << 20), DType.I64).text
             texts.append(f"{code} + {extra}" if extra and x == AxisIndex(row) else code)
         if chunk:
             texts[-1] = str(chunk * CHUNK) if texts[-1] == "0" else f"{texts[-1]} + {chunk * CHUNK}"
@@ -201,6 +237,16 @@ class Loader(Role):
 
     def loop(self, s: For) -> None:
         self.types.update({c.name: c.type for c in s.carries})
+        loads = [
+            self.staging.names[x.name] for x in s.body if isinstance(x, Let) and x.name in self.staging.names
+        ]
+        for x in dict.fromkeys(x for load in loads for x in load.subscripts):
+            if (
+                operands(x)
+                and x not in self.places
+                and not any(isinstance(y, AxisIndex) and y.axis == s.axis.name for y in subexpressions(x))
+            ):
+                self.places[x] = self.assign("place", self.emit(x, NOWHERE))
         start, stop = self.range_of(s.axis)
         with self.stepping(s.axis, start, stop):
             self.live[s.axis.name] = s.axis
@@ -222,58 +268,3 @@ class Loader(Role):
                     f"load_box_{len(b.sizes)}d({to}, {self.maps[b]}_at, {self.full_barrier(r)}{at}, {where})"
                 )
         self.advance(r)
-
-
-# ---------------------------------------------------------------- bounds without reductions
-
-
-def with_plain_bounds(program: TileProgram) -> TileProgram:
-    """The same program: the largest and smallest value of an index expression over a tile in closed form."""
-    tiles = {a: x for a, x in tile_axes(program, dict(program.statics)).items() if x.tile}
-
-    def rule(e: Expr) -> Expr:
-        if not isinstance(e, Reduce) or e.fn not in ("max", "min") or len(e.over) != 1:
-            return e
-        (axis,) = e.over
-        slope = _slope(e.arg, axis)
-        if (
-            axis not in tiles
-            or slope not in (1, -1)
-            or tiles[axis].lo is not None
-            or tiles[axis].hi is not None
-        ):
-            return e
-        a = tiles[axis]
-        last = Apply("min", (_plus(AxisIndex(axis), (a.tile or 1) - 1), _plus(a.extent, -1)))
-        at_last = (e.fn == "max") == (slope == 1)
-        return rewrite(e.arg, lambda x: last if at_last and x == AxisIndex(axis) else x)
-
-    return replace(program, body=tuple(_bounds_rewritten(s, rule) for s in program.body))
-
-
-def _plus(e: Expr, n: int) -> Expr:
-    return Apply("add", (e, Const(n, DType.I64)))
-
-
-def _slope(e: Expr, axis: str) -> int | None:
-    """How an expression grows with an axis's index; None where that is no whole number."""
-    match e:
-        case AxisIndex(axis=a):
-            return int(a == axis)
-        case Apply(op="add" | "sub" as op, args=(a, b)):
-            x, y = _slope(a, axis), _slope(b, axis)
-            return None if x is None or y is None else x + y if op == "add" else x - y
-    return None if any(x == AxisIndex(axis) for x in subexpressions(e)) else 0
-
-
-def _bounds_rewritten(s: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
-    match s:
-        case Let() if not s.type.axes:
-            return replace(s, value=rewrite(s.value, rule))
-        case For(axis=a):
-            lo, hi = (None if x is None else rewrite(x, rule) for x in (a.lo, a.hi))
-            body = tuple(_bounds_rewritten(x, rule) for x in s.body)
-            return replace(s, axis=replace(a, lo=lo, hi=hi), body=body)
-        case Grid():
-            return replace(s, body=tuple(_bounds_rewritten(x, rule) for x in s.body))
-    return s

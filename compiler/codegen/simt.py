@@ -193,6 +193,7 @@ class Kernel(Elements):
     """Blocks that a multiprocessor must be able to hold, which bounds the registers of a thread."""
     aligned = False
     """Are shared tiles read 16 bytes at a time?"""
+    reduction = Reduction
 
     def __init__(
         self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW, suffix: str = ""
@@ -882,7 +883,7 @@ class Kernel(Elements):
         kept = without(arg_type.axes, over)
         layout = self.deal.layout(arg_type.axes)
         named = f"{e.fn}_{'_'.join(over)}"
-        done = Reduction(self, e, TileType(t.dtype, kept), layout.restrict(kept), layout.restrict(over))
+        done = self.reduction(self, e, TileType(t.dtype, kept), layout.restrict(kept), layout.restrict(over))
         return self.temporary(e.fn, done.run(named))
 
     def _widened(self, e: Reduce) -> Expr:

@@ -132,7 +132,14 @@ def _warpgroup_tiles(
     best = WARPGROUP_TILES
     if roles.contraction_inside:
         wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
-        return replace(best, key=best.key // 2) if wide else best
+        tasks = math.prod(
+            -(-(axis_size(graph, a, sizes) or 1) // (best.query if a in roles.tiled else 1))
+            for a in roles.grid
+        )
+        few = tasks < (target.sms or 1)
+        return replace(
+            best, key=best.key // 2 if wide else best.key, query=best.query // 2 if few else best.query
+        )
     sums = sum(1 for r in reductions(region.values) if r.fn == "sum")
     depth = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.reduced)
 

@@ -16,22 +16,26 @@ from .assembly import element, statement, with_arguments
 from .operands import Operand, places
 
 
-def wgmma(dtype: str, columns: int, a: Operand | None, b: Operand, row: int, column: int) -> Any:
-    """`f(sums, a, b)`: sums += a · b. `a`: an address, or (None) packed registers, four for each step; `b`: an address."""
+def wgmma(
+    dtype: str, columns: int, a: Operand | None, b: Operand, row: int, column: int, fresh: bool = False
+) -> Any:
+    """`f(sums, a, b)`: sums += a · b, sums = a · b if `fresh`. `a`: an address, or (None) packed registers, four for each
+    step; `b`: an address."""
     spots = places(columns, row, column)
     first = pointer_to(i32) if a is None else i32
 
     def implement(*_: Any) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
             sums = [element(builder, values[0], i) for i in spots]
-            held = [builder.load(x) for x in sums]
+            held = [] if fresh else [builder.load(x) for x in sums]
             left = (
                 [builder.load(element(builder, values[1], i)) for i in range(4 * len(b.offsets))]
                 if a is None
                 else [values[1]]
             )
-            text = _text(dtype, columns, a, b, len(left))
-            new = statement(builder, text, [x.type for x in held], [*left, values[2]], tied=held)
+            text = _text(dtype, columns, a, b, len(left), fresh)
+            kinds = [x.type.pointee for x in sums]
+            new = statement(builder, text, kinds, [*left, values[2]], tied=held)
             for x, place in zip(new, sums, strict=True):
                 builder.store(x, place)
             return context.get_dummy_value()
@@ -41,12 +45,14 @@ def wgmma(dtype: str, columns: int, a: Operand | None, b: Operand, row: int, col
     return with_arguments("sums, a, b", implement)
 
 
-def _text(dtype: str, columns: int, a: Operand | None, b: Operand, left: int) -> str:
+def _text(dtype: str, columns: int, a: Operand | None, b: Operand, left: int, fresh: bool) -> str:
     """Fence, one instruction for each step, commit."""
     count = columns // 2
     sums = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
-    lines = ["{", ".reg .b32 la, lb;", ".reg .b64 da, db;", "wgmma.fence.sync.aligned;"]
-    first, second = 2 * count, 2 * count + left
+    lines = ["{", ".reg .pred adds;", ".reg .b32 la, lb;", ".reg .b64 da, db;", "setp.ne.b32 adds, 0, 0;"]
+    lines.append("wgmma.fence.sync.aligned;")
+    first = count if fresh else 2 * count
+    second = first + left
     for step, offset in enumerate(b.offsets):
         if a is None:
             operand = "{" + ", ".join(f"${first + 4 * step + i}" for i in range(4)) + "}"
@@ -56,7 +62,8 @@ def _text(dtype: str, columns: int, a: Operand | None, b: Operand, left: int) ->
         lines += _descriptor("b", second, b, offset)
         turned = f"{int(b.transposed)}" if a is None else f"{int(a.transposed)}, {int(b.transposed)}"
         lines.append(
-            f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {sums}, {operand}, db, 1, 1, 1, {turned};"
+            f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} "
+            f"{sums}, {operand}, db, {'adds' if fresh and not step else 1}, 1, 1, {turned};"
         )
     return "\n".join([*lines, "wgmma.commit_group.sync.aligned;", "}"])
 

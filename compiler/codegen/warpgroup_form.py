@@ -1,0 +1,142 @@
+"""A tile program in the form that tier `wgmma` takes: products and their operands are named, bounds need no reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...dsl.types import DType
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    For,
+    Grid,
+    Let,
+    Name,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    TileType,
+)
+from .streams import facts_of, with_named_operands
+from .tile_types import Facts, is_product, rewrite, tile_axes
+from .warpgroup_elements import slope
+
+
+def prepared(program: TileProgram) -> TileProgram:
+    """The same program: operands from memory are named tiles, so are computed ones, and each product has a name of its own
+    or is what a loop adds to one of its states."""
+    program = with_named_operands(program)
+    tiles = {a: x.tile or 1 for a, x in tile_axes(program, dict(program.statics)).items()}
+    named = _Naming(facts_of(program, tiles)).block(program.body, {})
+    return with_plain_bounds(replace(program, body=named))
+
+
+class _Naming:
+    def __init__(self, facts: Facts) -> None:
+        self.facts, self.count = facts, 0
+
+    def block(self, body: tuple[Stmt, ...], types: dict[str, TileType]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            match s:
+                case Let():
+                    out.append(replace(s, value=self.products(s.value, types, out, at_top=True)))
+                    types[s.name] = s.type
+                case Store():
+                    out.append(replace(s, value=self.products(s.value, types, out)))
+                case Grid():
+                    out.append(replace(s, body=self.block(s.body, dict(types))))
+                case For():
+                    types.update({c.name: c.type for c in s.carries})
+                    inside = dict(types)
+                    inner = list(self.block(s.body, inside))
+                    yields = tuple(self.added(y, inside, inner) for y in s.yields)
+                    out.append(replace(s, body=tuple(inner), yields=yields))
+        return tuple(out)
+
+    def added(self, y: Expr, types: dict[str, TileType], out: list[Stmt]) -> Expr:
+        """What a loop hands on; a product added to the rest stays there."""
+        match y:
+            case Apply(op="add", args=(x, Dot() as d)) | Apply(op="add", args=(Dot() as d, x)):
+                rest = self.products(x, types, out)
+                return Apply("add", (rest, self.products(d, types, out, at_top=True)))
+        return self.products(y, types, out, at_top=False)
+
+    def products(self, e: Expr, types: dict[str, TileType], out: list[Stmt], at_top: bool = False) -> Expr:
+        """Name every product of an expression but, `at_top`, itself."""
+
+        def rule(x: Expr) -> Expr:
+            if not isinstance(x, Dot):
+                return x
+            a, b = self.facts.type_of(x.a, types), self.facts.type_of(x.b, types)
+            if not is_product(x, a, b):
+                return x
+            made = replace(x, a=self.operand(x.a, types, out), b=self.operand(x.b, types, out))
+            return made if at_top and x == e else self.let("product", made, types, out)
+
+        return rewrite(e, rule)
+
+    def operand(self, e: Expr, types: dict[str, TileType], out: list[Stmt]) -> Expr:
+        match e:
+            case Name() | Cast(arg=Name()):
+                return e
+            case Cast():
+                return replace(e, arg=self.let("operand", e.arg, types, out))
+        return self.let("operand", e, types, out)
+
+    def let(self, what: str, value: Expr, types: dict[str, TileType], out: list[Stmt]) -> Name:
+        self.count += 1
+        name = f"{what} {self.count}"
+        types[name] = self.facts.type_of(value, types)
+        out.append(Let(name, types[name], value))
+        return Name(name)
+
+
+# ---------------------------------------------------------------- bounds without reductions
+
+
+def with_plain_bounds(program: TileProgram) -> TileProgram:
+    """The same program: the largest and smallest value of an index expression over a tile in closed form."""
+    tiles = {a: x for a, x in tile_axes(program, dict(program.statics)).items() if x.tile}
+
+    def rule(e: Expr) -> Expr:
+        if not isinstance(e, Reduce) or e.fn not in ("max", "min") or len(e.over) != 1:
+            return e
+        (axis,) = e.over
+        grows = slope(e.arg, axis)
+        if (
+            axis not in tiles
+            or grows not in (1, -1)
+            or tiles[axis].lo is not None
+            or tiles[axis].hi is not None
+        ):
+            return e
+        a = tiles[axis]
+        last = Apply("min", (_plus(AxisIndex(axis), (a.tile or 1) - 1), _plus(a.extent, -1)))
+        at_last = (e.fn == "max") == (grows == 1)
+        return rewrite(e.arg, lambda x: last if at_last and x == AxisIndex(axis) else x)
+
+    return replace(program, body=tuple(_bounds_rewritten(s, rule) for s in program.body))
+
+
+def _plus(e: Expr, n: int) -> Expr:
+    return Apply("add", (e, Const(n, DType.I64)))
+
+
+def _bounds_rewritten(s: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
+    match s:
+        case Let() if not s.type.axes:
+            return replace(s, value=rewrite(s.value, rule))
+        case For(axis=a):
+            lo, hi = (None if x is None else rewrite(x, rule) for x in (a.lo, a.hi))
+            body = tuple(_bounds_rewritten(x, rule) for x in s.body)
+            return replace(s, axis=replace(a, lo=lo, hi=hi), body=body)
+        case Grid():
+            return replace(s, body=tuple(_bounds_rewritten(x, rule) for x in s.body))
+    return s

@@ -1,0 +1,311 @@
+"""Loops of tier `wgmma`: sums of products, and steps of which one's first products run while the last one's are finished.
+
+A loop that only adds products keeps one step's products running while it waits for those of the step before. A loop that
+computes between two products (a *cascade*) is skewed: it starts the products that depend on no state (the *leads*) of a
+step together with those that are added to a state (the *trails*) of the step before, whose computed operand has waited in
+registers; then come the step's elementwise work and reductions, while the trails still run. A loop that goes on where
+another of the same axis ended, with its states, goes on with its trails too: nothing drains between full and partial tiles.
+Two computing warpgroups take turns at starting their products, so that one computes while the other's products run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...dsl.types import DType
+from ..tile_ir import (
+    Apply,
+    Const,
+    Dot,
+    Expr,
+    For,
+    Grid,
+    Let,
+    LoopAxis,
+    Name,
+    Stmt,
+    expressions,
+    statements,
+    subexpressions,
+)
+from .mma import RegisterOperand, Unfit
+from .simt_source import Registers, Value
+from .staging import Ring, dots
+from .warpgroup_products import InRing, Products
+
+TURNS = 8  # the first of two named barriers
+
+
+@dataclass(frozen=True)
+class Trail:
+    """A product that a step adds to a state of its loop, which becomes `rest` before: the number of the state."""
+
+    state: int
+    rest: Expr
+    dot: Dot
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """The parts of a loop that computes between products."""
+
+    leads: tuple[Let, ...]
+    others: tuple[Let, ...]
+    trails: tuple[Trail, ...]
+
+
+class Loops(Products):
+    """The computing role's loops."""
+
+    def _give_names(self) -> None:
+        super()._give_names()
+        self.going_on: dict[int, tuple[For, ...]] = {}  # loops that go on where one ended, by its identity
+        for body in _bodies(self.program.body):
+            for chain in _chains(body, self.program.body):
+                self.going_on[id(chain[0])] = tuple(chain[1:])
+        self.done = {id(s) for chain in self.going_on.values() for s in chain}
+
+    def loop(self, s: For) -> None:
+        if id(s) in self.done:
+            return
+        if self._only_sums(s):
+            self.start_carries(s)
+            self.sums_loop(s)
+        else:
+            self.cascade((s, *self.going_on.get(id(s), ())))
+
+    def _only_sums(self, s: For) -> bool:
+        """Does a loop do nothing but add products of tiles from memory to what it carries?"""
+        staged = all(isinstance(x, Let) and x.name in self.staging.names for x in s.body)
+        return staged and all(
+            self._product_added_to(y, Name(c.name)) is not None
+            for c, y in zip(s.carries, s.yields, strict=True)
+        )
+
+    def _product_added_to(self, e: Expr, x: Expr) -> Dot | None:
+        match e:
+            case Apply(op="add", args=(y, Dot() as d)) | Apply(op="add", args=(Dot() as d, y)) if y == x:
+                return d if all(isinstance(o, Name) for o in (d.a, d.b)) else None
+        return None
+
+    def sums_loop(self, s: For) -> None:
+        """Each step issues its products and then waits for those of the step before, whose slots it gives back."""
+        start, stop = self.range_of(s.axis)
+        self.live[s.axis.name] = s.axis
+        rings = [r for r in self.staging.rings if r.looped and self._read_in(s, r)]
+        name = self.axis_names[s.axis.name].first
+        with self.stepping(s.axis, start, stop):
+            values, types = dict(self.values), dict(self.types)
+            for inner in s.body:
+                self.statement(inner)
+            for c, y in zip(s.carries, s.yields, strict=True):
+                d = self._product_added_to(y, Name(c.name))
+                registers = self.values[c.name].registers
+                assert d is not None
+                assert registers is not None
+                left, right = self.sides(self.operand(d.a), self.operand(d.b), registers.layout)
+                assert isinstance(left, InRing)
+                self.start(d, left, right, registers)
+            running, self.groups = self.groups, []
+            self.text.line(f"{self.factory('settle', f'settled({len(running)}, ())')}()")
+            for r in rings:
+                now, before = self.slots[r], f"{self.ring_names[r]}_before"
+                self.give_back(r, before, f" and {name} != {start}")
+                self.text.line(f"{before} = {now}")
+            self.values, self.types = values, types
+        self._await(0, running)
+        for r in rings:
+            self.give_back(r, f"{self.ring_names[r]}_before", f" and {start} < {stop}")
+        del self.live[s.axis.name]
+
+    def _read_in(self, s: For, r: Ring) -> bool:
+        return any(
+            isinstance(x, Let)
+            and x.name in self.staging.names
+            and self.staging.ring(self.staging.names[x.name]) is r
+            for x in s.body
+        )
+
+    # ------------------------------------------------------------ cascades
+
+    def parts(self, s: For) -> Cascade:
+        """Raises `Unfit` where a loop is no cascade."""
+        lets = [x for x in s.body if isinstance(x, Let)]
+        if len(lets) < len(s.body):
+            raise Unfit("a loop in a loop, or a store in one")
+        names = self.staging.names
+        leads = [
+            x for x in lets if isinstance(x.value, Dot) and {x.value.a, x.value.b} <= {Name(n) for n in names}
+        ]
+        others = [x for x in lets if x not in leads and x.name not in names]
+        trails = [t for i, y in enumerate(s.yields) if (t := self._trail(i, y)) is not None]
+        rests = [t.rest for t in trails] + [
+            y for i, y in enumerate(s.yields) if i not in {t.state for t in trails}
+        ]
+        if any(dots(e) for e in (*(x.value for x in others), *rests)):
+            raise Unfit("a product that depends on another of its step and is not added to a state")
+        read = [
+            {self.staging.ring(names[x]) for d in group for x in _names(d) if x in names}
+            for group in ([x.value for x in leads], [t.dot for t in trails])
+        ]
+        if any(r.looped for r in read[0] & read[1]):
+            raise Unfit("one tile is read by products of two steps")
+        return Cascade(tuple(leads), tuple(others), tuple(trails))
+
+    def _trail(self, number: int, y: Expr) -> Trail | None:
+        match y:
+            case Apply(op="add", args=(x, Dot() as d)) if not dots(x):
+                return Trail(number, x, d)
+        return None
+
+    def cascade(self, loops: tuple[For, ...]) -> None:
+        """All steps of loops that go on from one to the next, and the last step's trails."""
+        self.start_carries(loops[0])
+        parts = [self.parts(s) for s in loops]
+        packed = [self._declared(t.dot) for t in parts[0].trails]
+        started = self.names.fresh("started")
+        self.text.line(f"{started} = i32(0)")
+        for number, (s, cascade) in enumerate(zip(loops, parts, strict=True)):
+            if number:
+                for c, before in zip(s.carries, loops[number - 1].carries, strict=True):
+                    self.bind(c.name, self.values[before.name])
+            for axis, full in self.segments(s):
+                self.segment(replace(s, axis=axis), full, cascade, packed, started)
+        for ring in [r for r in self.slots if not r.looped]:
+            self.give_back(ring)
+        if parts[0].trails:
+            self.text.line(f"if {started} != 0:")
+            with self.text.indented():
+                self.start_trails(loops[-1], parts[-1], packed)
+                self.finish()
+
+    def _declared(self, d: Dot) -> tuple[str, int]:
+        """Registers for the computed operand of a trail."""
+        count = self.tiles[d.over[0]] // 4
+        array = self.names.fresh("packed")
+        self.text.line(f"{array} = registers_i32({count})")
+        return array, count
+
+    def segments(self, s: For) -> Iterator[tuple[LoopAxis, bool]]:
+        """The parts of a loop that visit whole tiles, and those that do not."""
+        a = s.axis
+        assert a.tile is not None
+        if any(x.name == "full" for x in s.attributes) or (
+            a.lo is None and a.hi is None and not self.has_tail(a, a.tile)
+        ):
+            yield a, True
+        elif a.lo is not None or a.hi is not None:
+            yield a, False
+        else:
+            size = Const(a.tile, DType.I64)
+            whole = Apply("mul", (Apply("floordiv", (a.extent, size)), size))
+            yield replace(a, hi=whole), True
+            yield replace(a, lo=whole, hi=a.extent), False
+
+    def segment(
+        self, s: For, full: bool, cascade: Cascade, packed: list[tuple[str, int]], started: str
+    ) -> None:
+        """Steps over one range of tiles; the first of all starts no trails."""
+        start, stop = self.range_of(s.axis)
+        axis, first = s.axis.name, self.axis_names[s.axis.name].first
+        self.live[axis] = s.axis
+        self.full |= {axis} if full else set()
+        self.text.line(f"{first} = i32({start})")
+        self.text.line(f"if {started} == 0 and {first} < {stop}:")
+        with self.text.indented():
+            self.step(s, cascade, packed, starts_trails=False)
+            self.text.line(f"{started} = i32(1)")
+            self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
+        self.text.line(f"while {first} < {stop}:")
+        with self.text.indented():
+            self.step(s, cascade, packed, starts_trails=True)
+            self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
+        self.full -= {axis} if full else set()
+        del self.live[axis]
+
+    def step(self, s: For, cascade: Cascade, packed: list[tuple[str, int]], starts_trails: bool) -> None:
+        """One step: its leads and the last one's trails start, then all between, then the trails' operands are packed."""
+        values, types = dict(self.values), dict(self.types)
+        for x in s.body:
+            if isinstance(x, Let) and x.name in self.staging.names:
+                self.let(x)
+        takes_turns = starts_trails and self.warpgroups == 2 and bool(cascade.leads) and bool(cascade.trails)
+        if takes_turns:
+            self.text.line(f"meet({TURNS} + warpgroup, 256)")
+        for lead in cascade.leads:
+            self.start_lead(lead)
+        if starts_trails:
+            self.start_trails(s, cascade, packed)
+        if takes_turns:
+            self.text.line(f"announce({TURNS} + (warpgroup ^ 1), 256)")
+        for x in cascade.others:
+            self.statement(x)
+            self.release()
+        rests = {t.state: t.rest for t in cascade.trails}
+        self.yields(replace(s, yields=tuple(rests.get(i, y) for i, y in enumerate(s.yields))))
+        for t, (array, _) in zip(cascade.trails, packed, strict=True):
+            self.finish({array})
+            operand = next(x for x in (t.dot.a, t.dot.b) if x not in [Name(n) for n in self.boxes])
+            left = self.operand(operand)
+            assert isinstance(left, RegisterOperand)
+            self.pack(t.dot, left, array)
+        self.finish()
+        self.values, self.types = values, types
+
+    def start_lead(self, lead: Let) -> None:
+        """A product of tiles from memory, in registers of its own."""
+        assert isinstance(lead.value, Dot)
+        registers = self.registers(lead.name, lead.type)
+        left, right = self.sides(self.operand(lead.value.a), self.operand(lead.value.b), registers.layout)
+        assert isinstance(left, InRing)
+        self.start(lead.value, left, right, registers, fresh=True)
+        self.bind(lead.name, Value(lead.type, registers=registers))
+
+    def start_trails(self, s: For, cascade: Cascade, packed: list[tuple[str, int]]) -> None:
+        for t, array in zip(cascade.trails, packed, strict=True):
+            right = next(self.boxes[x] for x in _names(t.dot) if x in self.boxes)
+            self.start(t.dot, array, right, self._state(s, t))
+
+    def _state(self, s: For, t: Trail) -> Registers:
+        registers = self.values[s.carries[t.state].name].registers
+        assert registers is not None
+        return registers
+
+
+def _names(e: Expr) -> list[str]:
+    return [x.name for x in subexpressions(e) if isinstance(x, Name)]
+
+
+def _bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
+    yield body
+    yield from (s.body for s in statements(body) if isinstance(s, Grid | For))
+
+
+def _chains(body: tuple[Stmt, ...], program: tuple[Stmt, ...]) -> Iterator[list[For]]:
+    """Loops in a row that each go on with the states of the one before, which nothing else reads."""
+    reads = [x for s in statements(program) for e in expressions(s) for x in _names(e)]
+    chain: list[For] = []
+    for s in (*body, None):
+        if isinstance(s, For) and chain and _goes_on(s, chain[-1], reads):
+            chain.append(s)
+            continue
+        if chain:
+            yield chain
+        chain = [s] if isinstance(s, For) else []
+
+
+def _goes_on(s: For, before: For, reads: list[str]) -> bool:
+    same = s.axis.name == before.axis.name and s.axis.tile == before.axis.tile and not s.reverse
+    inits = [c.init for c in s.carries]
+    own = [
+        x
+        for e in (
+            *before.domain,
+            *before.yields,
+            *(e for y in statements(before.body) for e in expressions(y)),
+        )
+        for x in _names(e)
+    ]
+    only = all(reads.count(c.name) == own.count(c.name) + 1 for c in before.carries)
+    return same and only and inits == [Name(c.name) for c in before.carries]
