@@ -353,7 +353,7 @@ def _unpacked(packed: Sequence[Local], depth: int, dtype: str) -> Array:
 
 @dataclass
 class Threads:
-    """Threads of one block, each at its next event. An event is (kind, line, value, more)."""
+    """Threads of one block; those that wait are at an event: (kind, line, value, more)."""
 
     block: Block
     running: list[Any]
@@ -362,18 +362,22 @@ class Threads:
 
     def run(self) -> None:
         """Until all have ended. Raises `KernelFault` where they wait for ever."""
-        ready = list(range(len(self.running)))
-        while True:
-            for thread in sorted(ready, reverse=self.block.state.backwards):
-                self.advance(thread)
-            if not self.at:
-                break
-            ready = self.released()
+        ready = set(range(len(self.running)))
+        last = self.block.state.backwards
+        while ready or self.at:
+            if not ready:
+                ready = set(self.released())
             while not ready and self.block.landing:
-                self.block.landing.pop(0)()
-                ready = self.released()
+                self.block.landing.pop(-1 if last else 0)()
+                ready = set(self.released())
             if not ready:
                 raise self.stuck()
+            warp = (max(ready) if last else min(ready)) // WARP  # one warp goes as far as it can
+            mine = sorted((t for t in ready if t // WARP == warp), reverse=last)
+            for thread in mine:
+                self.advance(thread)
+            ready -= set(mine)
+            ready |= set(self.released(warp))
         if self.block.landing or any(self.block.products.values()):
             raise self.block.fault("a block ends while copies or products are under way")
 
@@ -382,14 +386,17 @@ class Threads:
         try:
             self.at[thread] = self.running[thread].send(self.answers.pop(thread, None))
         except StopIteration:
-            self.at.pop(thread, None)
             self.block.end_thread(thread)
 
-    def released(self) -> list[int]:
-        """Threads that can go on, what they do together done."""
+    def released(self, warp: int | None = None) -> list[int]:
+        """Threads (of a warp) that can go on, what they do together done."""
         found: list[int] = []
         groups: dict[tuple[Any, ...], list[int]] = {}
         for thread, (kind, line, value, _) in self.at.items():
+            if warp is not None and (
+                thread // WARP != warp or kind in ("barrier", "meet", "multiply", "settle")
+            ):
+                continue
             self.block.state.thread = thread
             if kind == "await":
                 address, parity = value
@@ -399,6 +406,8 @@ class Threads:
                 groups.setdefault((kind, *self.place(kind, thread, line, value)), []).append(thread)
         for (kind, *place), threads in groups.items():
             found += self.together(kind, place, threads)
+        for thread in found:
+            del self.at[thread]
         return found
 
     def place(self, kind: str, thread: int, line: int, value: Any) -> tuple[Any, ...]:
