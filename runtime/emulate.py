@@ -597,6 +597,24 @@ def _loading(dtype: DType, width: int) -> Callable[[Tensor | Shared, int, Local,
     return load
 
 
+def _add_products(
+    sums: Local, rows: int, columns: int,
+    a: Shared, a_at: int, a_run: int, a_step: int, b: Shared, b_at: int, b_run: int, b_step: int, steps: int,
+) -> None:  # fmt: skip
+    """A thread's block of a matrix product, from shared memory in runs of 16 bytes."""
+    run, read = 4, FUNCTIONS["load16_f32"]
+    left, right = (Local(sums.state, n, np.float32) for n in (rows, columns))
+    parts = [(a, a_at, a_run, a_step, left, rows), (b, b_at, b_run, b_step, right, columns)]
+    for k in range(steps):
+        for side, at, distance, step, part, count in parts:
+            for i in range(0, count, run):
+                read(side, at + i // run * distance + k * step, part, i)
+        for i in range(rows):
+            for j in range(columns):
+                place = i * columns + j
+                sums[place] = FUNCTIONS["fma_f32"](left[i], right[j], sums[place])
+
+
 def _storing(dtype: DType, width: int) -> Callable[[Tensor, int, Local, int], None]:
     """The same the other way."""
 
@@ -671,6 +689,7 @@ FUNCTIONS: dict[str, Any] = {
     **{f"store{w}_{t}": _storing(t, w) for t in MOVED for w in WIDTHS},
     **{f"copy16_{t}": _copying(t, 16) for t in (*SIXTEEN, DType.F32)},
     "copy4_f32": _copying(DType.F32, 4),
+    "add_products_f32": _add_products,
     **{f"ldmatrix_{t}": _matrices(False) for t in SIXTEEN},
     **{f"ldmatrix_turned_{t}": _matrices(True) for t in SIXTEEN},
     **{f"mma_{t}": _add_product for t in SIXTEEN},

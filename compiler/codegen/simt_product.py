@@ -7,16 +7,19 @@ come ahead through `streams`, turned round on the way where they lie otherwise i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import Dot, Load, TileProgram, TileType, subexpressions
-from .deal import BLOCK_RUN, Deal, Demand, Layout, block_deal
+from .deal import BLOCK_RUN, Deal, Demand, Layout, Spread, block_deal
 from .simt import Kernel
-from .simt_source import NOWHERE, Point, Registers, Staged, joined
+from .simt_source import Point, Registers, Staged, joined
 from .streams import Streams, assumptions, chunk, facts_of, with_named_operands
 from .tile_types import Facts, contexts, is_product, tile_axes
+
+NOTHING = re.compile(r"0|0 \* \d+|\d+ \* 0")
+"""Terms of a place that are 0."""
 
 
 def variants(program: TileProgram, target: CudaTarget) -> list[Kernel] | None:
@@ -110,23 +113,33 @@ class BlockKernel(Streams):
             return super()._elements(t)
         return self._pitch(along) * next(self.tiles[a] for a in t.axes if a != along)
 
-    def steps(self, d: Dot) -> Iterator[dict[str, str]]:
-        """Every step written out: NVVM would keep the loop, and each step would wait for its own reads."""
-        (axis,) = d.over
-        yield from ({axis: str(k)} for k in range(self.tiles[axis]))
-
-    def fetch(
-        self, staged: Staged, part: Registers, over: Layout, counters: dict[str, str], dtype: DType
-    ) -> None:
-        """A run of 16 bytes at a time where the tile lies so."""
-        along = part.layout.axes[0] if len(part.layout.axes) == 1 else None
-        lies = along is not None and dict(zip(staged.axes, staged.pitches, strict=True))[along] == 1
-        if along is None or not lies or part.layout.spread(along).run != BLOCK_RUN:
-            super().fetch(staged, part, over, counters, dtype)
+    def product(self, d: Dot, a: Staged, b: Staged, target: Registers, dtype: DType) -> None:
+        """One instruction of the source for all steps of a tile: NVVM would keep a loop over them, and each step would wait
+        for its own reads; written out step by step they took half a minute to compile."""
+        self.settle(a)
+        self.settle(b)
+        rows, columns = (a, b) if target.layout.axes[0] in a.axes else (b, a)
+        sides = [self._side(x, target.layout, d.over[0]) for x in (rows, columns)]
+        if any(x is None for x in sides):
+            super().product(d, a, b, target, dtype)
             return
-        depth = self.text.depth
-        at = self.open(part.layout, [], set(), NOWHERE, along)
-        whole = Point(joined(part.layout, over), {**at.counters, **counters}, along)
-        place = self.spot(staged, whole)[len(staged.buffer.name) + 1 : -1]
-        self.text.line(f"load16_f32({staged.buffer.name}, {place}, {part.array}, {at.element(part.layout)})")
-        self.text.depth = depth
+        counts = ", ".join(str(s.count) for s in target.layout.spreads)
+        self.text.line(f"add_products_f32({target.array}, {counts},")
+        self.text.line(f"    {sides[0]},")
+        self.text.line(f"    {sides[1]}, {self.tiles[d.over[0]]})")
+
+    def _side(self, x: Staged, layout: Layout, over: str) -> str | None:
+        """An operand as `add_products_f32` takes it: where a thread's first run lies at step 0, how far the next run lies,
+        and the next step. None where it does not lie in runs of 16 bytes."""
+        own = layout.restrict(x.axes)
+        if len(own.axes) != 1:
+            return None
+        (axis,) = own.axes
+        pitches, spread = dict(zip(x.axes, x.pitches, strict=True)), own.spread(axis)
+        if pitches[axis] != 1 or spread.run != BLOCK_RUN:
+            return None
+        whole = joined(own, Layout((over,), (Spread(self.tiles[over]),)))
+        first = self.spot(x, Point(whole, {axis: "0", over: "0"}, axis))
+        terms = first[len(x.buffer.name) + 1 : -1].split(" + ")
+        place = " + ".join(t for t in terms if not NOTHING.fullmatch(t)) or "0"
+        return f"{x.buffer.name}, {place}, {spread.run * spread.step}, {pitches[over]}"

@@ -207,6 +207,62 @@ for _name, _element in MOVED.items():
         globals()[f"load{_width}_{_name}"] = _moved(_element, _name, _width, True)
         globals()[f"store{_width}_{_name}"] = _moved(_element, _name, _width, False)
 
+# ---------------------------------------------------------------- products on register blocks
+
+RUN = 4
+"""Neighbouring f32 that one read moves: 16 bytes."""
+
+
+def _add_products(*given: Any) -> tuple[Any, Callable[..., Any]] | None:
+    """`add_products_f32(sums, rows, columns, a, a_at, a_run, a_step, b, b_at, b_run, b_step, steps)`: a thread's block of a
+    matrix product, sums[i * columns + j] += Σ_k a(i, k) · b(j, k) in order of k, each a fused multiply-add.
+
+    a(i, k) lies at a[a_at + i % 4 + i // 4 * a_run + k * a_step] in shared memory, 16 bytes of it aligned; b likewise.
+    """
+    if not all(isinstance(given[i], types.IntegerLiteral) for i in (1, 2, 5, 6, 9, 10, 11)):
+        return None  # numba asks again with the literals' types
+    rows, columns, steps = (given[i].literal_value for i in (1, 2, 11))
+
+    def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+        word = ir.IntType(32)
+        quad = ir.VectorType(ir.FloatType(), RUN)
+
+        def read(side: int, count: int, k: int) -> list[Any]:
+            pointer, at, (run, step) = (
+                values[side],
+                values[side + 1],
+                (given[side + i].literal_value for i in (2, 3)),
+            )
+            found = []
+            for i in range(count // RUN):
+                place = builder.add(at, ir.Constant(at.type, i * run + k * step))
+                whole = builder.load(
+                    builder.bitcast(builder.gep(pointer, [place]), quad.as_pointer()), align=16
+                )
+                found += [builder.extract_element(whole, ir.Constant(word, n)) for n in range(RUN)]
+            return found
+
+        places = [builder.gep(values[0], [ir.Constant(word, i)]) for i in range(rows * columns)]
+        sums = [builder.load(p) for p in places]
+        for k in range(steps):
+            a, b = read(3, rows, k), read(7, columns, k)
+            sums = [builder.fma(a[n // columns], b[n % columns], x) for n, x in enumerate(sums)]
+        for place, x in zip(places, sums, strict=True):
+            builder.store(x, place)
+        return context.get_dummy_value()
+
+    shared = (pointer_to(f32), i64, given[5], given[6])
+    return types.void(
+        pointer_to(f32), given[1], given[2], *shared, pointer_to(f32), i64, given[9], given[10], given[11]
+    ), generate  # fmt: skip
+
+
+add_products_f32 = intrinsic(
+    _with_arguments(
+        "sums, rows, columns, a, a_at, a_run, a_step, b, b_at, b_run, b_step, steps", _add_products
+    )
+)
+
 # ---------------------------------------------------------------- floating arithmetic
 
 fma_f32 = _instruction(f32, (f32, f32, f32), "fma.rn.f32 $0, $1, $2, $3;")  # [9.7.3 fma]
