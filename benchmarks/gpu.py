@@ -24,6 +24,11 @@ import torch
 import tileloom as tl
 from tileloom.api import CompiledKernel
 
+try:
+    import triton_baselines as triton
+except ImportError:  # Triton is no dependency: its rows are left out where it is missing
+    triton = None
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FLUSH_BYTES = 256 << 20
 SAMPLES = 15
@@ -105,6 +110,11 @@ TARGET = "cuda:sm_90a"
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def raced(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """A Triton kernel as a variant, where Triton is installed."""
+    return {"triton": call} if triton is not None else {}
 
 
 # ---------------------------------------------------------------- suites
@@ -191,7 +201,11 @@ def softmax() -> list[Case]:
             cases.append(
                 Case(
                     f"softmax {NAMES[dtype]} {x.shape[0]}x{n}",
-                    {"tileloom": lambda x=x, k=kernel: k(x), "torch": lambda x=x: torch.softmax(x, -1)},
+                    {
+                        "tileloom": lambda x=x, k=kernel: k(x),
+                        "torch": lambda x=x: torch.softmax(x, -1),
+                        **raced(lambda x=x: triton.softmax(x)),
+                    },
                     lambda x=x: torch.softmax(x.double(), -1),
                     1e-2 if dtype != torch.float32 else 1e-5,
                     2 * x.numel() * x.element_size(),
@@ -215,6 +229,7 @@ def norm() -> list[Case]:
                 {
                     "tileloom": lambda x=x, w=w, k=kernel: k(x, w, 1e-5),
                     "torch": lambda x=x, w=w, n=n: torch.nn.functional.rms_norm(x, (n,), w, 1e-5),
+                    **raced(lambda x=x, w=w: triton.rms_norm(x, w, 1e-5)),
                 },
                 lambda x=x, w=w: (
                     x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w.double()
@@ -237,15 +252,7 @@ def product(schedule: str | None = None) -> CompiledKernel:
     return tl.compile(tl.parse(PRODUCT)["product"], target=None if stated else "cuda", schedule=stated)
 
 
-GEMM_TILES = {
-    "128x128x64": "tile m by 128, n by 128, k by 64",
-    "128x128x32": "tile m by 128, n by 128, k by 32",
-    "256x128x64": "tile m by 256, n by 128, k by 64",
-    "128x64x64": "tile m by 128, n by 64, k by 64",
-}
-
-
-def gemm(tiles: dict[str, str] | None = None) -> list[Case]:
+def gemm() -> list[Case]:
     cases = []
     shapes = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)] + [
         (4096, 4096, 1000),
@@ -255,32 +262,40 @@ def gemm(tiles: dict[str, str] | None = None) -> list[Case]:
     ]
     for m, n, k in shapes:
         a, b = drawn(m, k, dtype=torch.bfloat16), drawn(k, n, dtype=torch.bfloat16)
-        kernels = {"tileloom": product()}
-        if m in (1024, 4096) and k == m:
-            kernels |= {f"tileloom {t}": product(s) for t, s in GEMM_TILES.items()}
+        kernels = {"tileloom": product(), "tileloom mma": product("tier mma")}
         calls: dict[str, Callable[[], Any]] = {t: (lambda a=a, b=b, g=g: g(a, b)) for t, g in kernels.items()}
         cases.append(
             Case(
                 f"gemm bf16 {m}x{n}x{k}",
-                {**calls, "torch": lambda a=a, b=b: a @ b},
+                {
+                    **calls,
+                    "torch": lambda a=a, b=b: a @ b,
+                    **raced(lambda a=a, b=b: triton.product(a, b)),
+                },
                 lambda a=a, b=b: a.double() @ b.double(),
                 1e-2,
                 0,
                 2.0 * m * n * k,
             )
         )
-    a, b = drawn(4096, 4096), drawn(4096, 4096)
-    g = product()
-    cases.append(
-        Case(
-            "gemm f32 4096x4096x4096",
-            {"tileloom": lambda: g(a, b), "torch": lambda: a @ b},
-            lambda: a.double() @ b.double(),
-            1e-5,
-            0,
-            2.0 * 4096**3,
+    for m, n, k in (
+        (1024, 1024, 1024),
+        (4096, 4096, 4096),
+        (8192, 8192, 8192),
+        (4001, 4003, 1001),
+        (64, 4096, 4096),
+    ):
+        a, b, g = drawn(m, k), drawn(k, n), product()
+        cases.append(
+            Case(
+                f"gemm f32 {m}x{n}x{k}",
+                {"tileloom": lambda a=a, b=b, g=g: g(a, b), "torch": lambda a=a, b=b: a @ b},
+                lambda a=a, b=b: a.double() @ b.double(),
+                1e-5,
+                0,
+                2.0 * m * n * k,
+            )
         )
-    )
     return cases
 
 
@@ -298,13 +313,6 @@ def attention_kernel(causal: bool, schedule: str | None = None) -> CompiledKerne
     text = ATTENTION.replace(" SET", " | n <= m" if causal else "")
     stated = f"schedule s for attention on {TARGET} {{\n{schedule}\n}}" if schedule else None
     return tl.compile(tl.parse(text)["attention"], target=None if stated else "cuda", schedule=stated)
-
-
-ATTENTION_TILES = {
-    "128x64": "tile m by 128, n by 64",
-    "64x64": "tile m by 64, n by 64",
-    "128x32": "tile m by 128, n by 32",
-}
 
 
 def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -336,11 +344,10 @@ def attention() -> list[Case]:
                     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-                kernels = {"tileloom": attention_kernel(causal)}
-                if s == 4096 and d == 128:
-                    kernels |= {
-                        f"tileloom {t}": attention_kernel(causal, x) for t, x in ATTENTION_TILES.items()
-                    }
+                kernels = {
+                    "tileloom": attention_kernel(causal),
+                    "tileloom mma": attention_kernel(causal, "tier mma"),
+                }
                 if s == 4096 and not causal:
                     kernels["tileloom fuse none"] = kernels["tileloom"].naive
                 calls: dict[str, Callable[[], Any]] = {
@@ -349,7 +356,12 @@ def attention() -> list[Case]:
                 cases.append(
                     Case(
                         f"attention bf16 D{d} S{s} {'causal' if causal else 'full'}",
-                        {**calls, "torch flash": flash, "torch cudnn": cudnn},
+                        {
+                            **calls,
+                            "torch flash": flash,
+                            "torch cudnn": cudnn,
+                            **raced(lambda q=q, k=k, v=v, s=scale, c=causal: triton.attention(q, k, v, s, c)),
+                        },
                         lambda q=q, k=k, v=v, causal=causal: exact_attention(q, k, v, causal),
                         1e-2,
                         0,

@@ -490,25 +490,52 @@ def function(cubin: bytes, name: str, dynamic_shared_bytes: int, number: int = 0
     return int(found)
 
 
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
 @cache
 def _library() -> Any:
     """The driver's own library: a launch through it costs a third of one through cuda-python."""
-    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    library = ctypes.PyDLL(LIBRARY)
     library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
     return library
 
 
+class LaunchShape(ctypes.Structure):
+    """`CUlaunchConfig` of the driver API: a launch by it has four arguments, not eleven, each of which costs."""
+
+    _fields_ = (
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+    stream: int | None
+
+    @classmethod
+    def of(cls, blocks: int, threads: int, shared_bytes: int) -> LaunchShape:
+        return cls(blocks, 1, 1, threads, 1, 1, shared_bytes)
+
+
 def start(launch: Launch, stream: int) -> None:
     """Put a prepared launch on a stream of the current context. Raises RuntimeError naming kernel, sizes and reason."""
-    _started(
-        launch.function,
-        launch.blocks,
-        launch.threads,
-        launch.shared_bytes,
-        stream,
-        launch.pointers,
-        launch.what,
-    )
+    launch.shape.stream = stream
+    failed = _launch_by_shape()(launch.reference, launch.function, launch.pointers, None)
+    if failed:
+        raise _refused(failed, launch.what)
+
+
+@cache
+def _launch_by_shape() -> Any:
+    """The driver's function, whose arguments are passed as they are prepared."""
+    return ctypes.PyDLL(LIBRARY).cuLaunchKernelEx
+
+
+def _refused(failed: int, what: str) -> RuntimeError:
+    driver = _driver()
+    text = driver.cuGetErrorString(driver.CUresult(failed))[1]
+    return RuntimeError(f"CUDA driver, at the launch of {what}: {text.decode() if text else failed}")
 
 
 def _started(
@@ -518,9 +545,7 @@ def _started(
         handle, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None
     )
     if failed:
-        driver = _driver()
-        text = driver.cuGetErrorString(driver.CUresult(failed))[1]
-        raise RuntimeError(f"CUDA driver, at the launch of {what}: {text.decode() if text else failed}")
+        raise _refused(failed, what)
 
 
 @cache
@@ -533,6 +558,18 @@ def is_current(number: int) -> bool:
     now = ctypes.c_void_p()
     _library().cuCtxGetCurrent(ctypes.byref(now))
     return now.value == _context_handle(number)
+
+
+class Context:
+    """A device's primary context, to be asked often whether it is the current one. One thread at a time."""
+
+    def __init__(self, number: int) -> None:
+        self.handle, self.now = _context_handle(number), ctypes.c_void_p()
+        self.ask, self.place = ctypes.PyDLL(LIBRARY).cuCtxGetCurrent, ctypes.byref(self.now)
+
+    def is_current(self) -> bool:
+        self.ask(self.place)
+        return self.now.value == self.handle
 
 
 @contextmanager

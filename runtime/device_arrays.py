@@ -104,12 +104,16 @@ def stream_of(like: Any, device: int) -> int:
     return 0
 
 
-def maker(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Callable[[], Any]:
-    """What makes such arrays, one a call."""
-    if is_torch(like):
-        torch = sys.modules["torch"]
-        return partial(torch.empty, shape, dtype=torch_dtype(dtype), device=like.device)
-    return partial(empty, shape, dtype, like)
+def maker(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Callable[[Any], Any]:
+    """What makes such arrays for calls whose first array is one like `like`, which it is given."""
+    if not is_torch(like):
+        return partial(empty, shape, dtype)
+    torch = sys.modules["torch"]
+    kind = torch_dtype(dtype)
+    if type(like) is torch.Tensor and like.shape == shape and like.dtype == kind and like.is_contiguous():
+        made: Callable[[Any], Any] = torch.empty_like  # a microsecond less
+        return made
+    return lambda now: torch.empty(shape, dtype=kind, device=now.device)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:

@@ -8,6 +8,7 @@ library works on. Nothing is copied and nothing waits, so a call can be captured
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,32 +43,50 @@ Slot = tuple[Any, int]
 """Where an address goes, and the number of the array it belongs to."""
 
 
-def device_key(positional: Sequence[Any], named: Mapping[str, Any]) -> tuple[object, ...] | None:
-    """The same for calls that need the same checks and launches; None where a call cannot be remembered."""
-    key: list[Any] = [*named]
-    for x in (*positional, *named.values()):
-        if type(x) in NUMBERS:
-            key += (type(x), x)
-            continue
-        part = part_of_key(x)
-        if part is None:
-            return None
-        key += part
-    return tuple(key)
+def recognised(
+    positional: Sequence[Any], named: Mapping[str, Any], outs: Sequence[Any]
+) -> tuple[tuple[object, ...], list[int]] | None:
+    """The same for calls that need the same checks and launches, and the addresses of this one's arrays (0 for numbers):
+    positional, named, then `outs`. None where a call cannot be remembered."""
+    key: list[Any] = [len(outs), *named]
+    addresses: list[int] = []
+    torch = sys.modules.get("torch")
+    plain = torch.Tensor if torch is not None else None
+    for x in (*positional, *named.values(), *outs):
+        kind = type(x)
+        if kind is plain:  # asked for nothing twice: this is most of what a call costs on the host
+            if not x.is_cuda or x.is_neg():
+                return None
+            address: int = x.data_ptr()
+            key += (x.shape, x.stride(), x.dtype, x.get_device(), address & 15)
+        elif kind in NUMBERS:
+            address = 0
+            key += (kind, x)
+        else:
+            part = part_of_key(x)
+            if part is None:
+                return None
+            key += part
+            address = address_of(x)
+        addresses.append(address)
+    return tuple(key), addresses
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch, settled but for addresses. `pointers` is the argument array that the driver reads, `held` its memory."""
+    """One launch, settled but for addresses. `pointers` is the argument array that the driver reads, `held` its memory;
+    `shape` the grid, the block and the stream."""
 
-    function: int
-    blocks: int
-    threads: int
-    shared_bytes: int
+    function: Any
+    shape: cuda.LaunchShape
     pointers: Any
     slots: tuple[Slot, ...]
     held: tuple[Any, ...] = field(repr=False)
     what: str
+    reference: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reference", ctypes.byref(self.shape))
 
 
 @dataclass
@@ -81,17 +100,20 @@ class DeviceReady:
     outputs: int
     launches: tuple[Launch, ...]
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    makers: tuple[Callable[[], Any], ...] | None = field(default=None, repr=False)
+    makers: tuple[Callable[[Any], Any], ...] | None = field(default=None, repr=False)
     written: tuple[int, ...] = ()
     """Which of the arrays that are given are written."""
     reach: tuple[tuple[int, int], ...] = ()
     """The bytes that each of them spans, from its first element on."""
 
-    def apart(self, values: Sequence[Any]) -> bool:
+    def __post_init__(self) -> None:
+        self.context = cuda.Context(self.device)
+
+    def apart(self, addresses: Sequence[int]) -> bool:
         """Does what is written lie apart from all else? Addresses decide that, which a key does not hold."""
         if not self.written:
             return True
-        starts = [address_of(values[i]) for i in self.places]
+        starts = [addresses[i] for i in self.places]
         spans = [(a + low, a + high) for a, (low, high) in zip(starts, self.reach, strict=True)]
         return all(
             i == j or spans[i][1] <= low or high <= spans[i][0]
@@ -99,22 +121,23 @@ class DeviceReady:
             for j, (low, high) in enumerate(spans)
         )
 
-    def __call__(self, values: Sequence[Any]) -> Any:
-        arrays = [values[i] for i in self.places]
-        like = arrays[0]
+    def __call__(self, values: Sequence[Any], addresses: Sequence[int]) -> Any:
+        """Run on these values, whose addresses were asked for already."""
+        like = values[self.places[0]]
         if self.makers is None:  # all calls of one key give arrays of one kind
             self.makers = tuple(maker(shape, dtype, like) for shape, dtype in self.made)
-        made = [make() for make in self.makers]
-        self.start(arrays + made, stream_of(like, self.device))
+        made = [make(like) for make in self.makers]
+        where = [addresses[i] for i in self.places]
+        where += map(address_of, made)
+        self.start(where, stream_of(like, self.device))
         if self.outputs == 1:
             return made[0]
         return tuple(made[: self.outputs]) or None
 
-    def start(self, arrays: Sequence[Any], stream: int) -> None:
-        """Launch on these arrays. The driver copies the arguments, so the lock is held for microseconds."""
-        addresses = [address_of(x) for x in arrays]
+    def start(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch on arrays at these addresses. The driver copies the arguments, so the lock is held for microseconds."""
         with self.lock:
-            if cuda.is_current(self.device):
+            if self.context.is_current():
                 self._start(addresses, stream)
                 return
             with cuda.device(self.device):
@@ -151,14 +174,14 @@ class DeviceKernel(Kernel):
         arrays = [*tensors.values()]
         made = [empty(shape, dtype, first) for shape, dtype in ready.made]
         made[: len(outs)] = outs
-        ready.start([*arrays, *made], stream_of(first, ready.device))
+        ready.start([address_of(x) for x in (*arrays, *made)], stream_of(first, ready.device))
         results = made[: ready.outputs]
         return results[0] if len(results) == 1 else tuple(results) if results else None
 
     def device_ready(
         self, positional: Sequence[Any], named: Mapping[str, Any], outs: Sequence[Any] = ()
     ) -> DeviceReady:
-        """What runs calls with the `device_key` of this one, which has succeeded; `outs` come after their other values."""
+        """What runs calls that are `recognised` as this one, which has succeeded; `outs` come after their other values."""
         given = self._bind(tuple(positional), dict(named))
         order = [*self.graph.order[: len(positional)], *named]
         ready = self._settled_call({n: given[n] for n in self.graph.tensors}, self._scalars(given), outs)
@@ -318,9 +341,13 @@ class _Call:
         with cuda.current(self.device):
             function = cuda.function(code.cubin, variant.name, variant.shared_bytes, self.device)
         return Launch(
-            function, blocks, variant.threads, variant.shared_bytes, pointers, (*tensors, *maps), (*values, *maps),
+            ctypes.c_void_p(function),
+            cuda.LaunchShape.of(blocks, variant.threads, variant.shared_bytes),
+            pointers,
+            (*tensors, *maps),
+            (*values, *maps),
             what + "dynamic shared memory)",
-        )  # fmt: skip
+        )
 
     def fits(self, program: TileProgram, v: cuda.Variant) -> bool:
         """Do sizes, strides and alignment allow the variant?"""

@@ -40,6 +40,9 @@ TARGETS = "`cpu`, `interp`, `cuda` for the GPU that is here, or one by name, `cu
 NAMED_OPTIONS = (RUNNING_SCALE,)
 """Inexact rules that are off unless named."""
 REMEMBERED_CALLS = 256
+Recognising = Callable[
+    [Sequence[Any], Mapping[str, Any], Sequence[Any]], tuple[tuple[object, ...], list[int]] | None
+]
 
 
 def compile(
@@ -176,29 +179,29 @@ class CompiledKernel:
         """A call for a CUDA target: on the device's own arrays in place, on others by way of copies."""
         values = (*positional, *named.values())
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
-        key = self._device_key((*positional, *outs), named)
-        key = (len(outs), *key) if key is not None else None
-        ready = self._device_ready.get(key) if key is not None else None
-        if ready is not None and ready.apart((*values, *outs)):
-            found = ready((*values, *outs))
-            return found if out is None else out
+        known = self._recognised(positional, named, outs)
+        if known is not None:
+            ready = self._device_ready.get(known[0])
+            if ready is not None and ready.apart(known[1]):
+                found = ready(values, known[1])
+                return found if out is None else out
         from .runtime.device_arrays import on_device
 
         if not any(on_device(x) for x in values):
             return self._checked(positional, named, out)
         kernel = self._device_kernel(positional, named)
         result = kernel(*positional, out=out, **named)
-        if key is not None:
-            _bounded(self._device_ready)[key] = kernel.device_ready(positional, named, outs)
+        if known is not None:
+            _bounded(self._device_ready)[known[0]] = kernel.device_ready(positional, named, outs)
         return result
 
     @cached_property
-    def _device_key(self) -> Callable[[Sequence[Any], Mapping[str, Any]], CallKey | None]:
+    def _recognised(self) -> Recognising:
         try:
-            from .runtime.device_kernel import device_key
+            from .runtime.device_kernel import recognised
         except ImportError as reason:
             raise CannotRun(str(reason)) from None
-        return device_key
+        return recognised
 
     def _device_kernel(self, positional: Sequence[Any], named: Mapping[str, Any]) -> DeviceKernel:
         """What runs calls with device arrays of these shapes and element types."""
