@@ -95,8 +95,9 @@ def device_of(value: Any) -> int:
 
 def stream_of(like: Any, device: int) -> int:
     """The handle of the stream that the library of `like` works on now."""
-    if is_torch(like):
-        stream: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        stream: int = torch._C._cuda_getCurrentRawStream(device)
         return stream
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
@@ -141,8 +142,11 @@ def torch_dtype(dtype: np.dtype[Any]) -> Any:
 
 def address_of(value: Any) -> int:
     """Where its first element lies."""
-    pointer = getattr(value, "data_ptr", None)  # torch's
-    return int(pointer()) if pointer is not None else int(value.__cuda_array_interface__["data"][0])
+    try:
+        pointer: int = value.data_ptr()  # torch's
+    except AttributeError:
+        pointer = int(value.__cuda_array_interface__["data"][0])
+    return pointer
 
 
 def part_of_key(value: Any) -> tuple[object, ...] | None:

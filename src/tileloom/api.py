@@ -177,7 +177,7 @@ class CompiledKernel:
 
     def _on_device(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> Any:
         """A call for a CUDA target: on the device's own arrays in place, on others by way of copies."""
-        values = (*positional, *named.values())
+        values = (*positional, *named.values()) if named else positional
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         known = self._recognised(positional, named, outs)
         if known is not None:
