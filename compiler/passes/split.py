@@ -177,7 +177,9 @@ def _parts(
     wanted = (target.sms or 1) * (PRODUCT_BLOCKS if products else OTHER_BLOCKS)
     tiles = _tiles(axis, sizes)
     if products:
-        if 2 * _tasks(chain, sizes) > (target.sms or 1):  # half of the device is busy: parts would only read more
+        if 2 * _tasks(chain, sizes) > (
+            target.sms or 1
+        ):  # half of the device is busy: parts would only read more
             return 1
         most = tiles // LEAST_PRODUCT_TILES
     else:
