@@ -18,6 +18,7 @@ from tileloom.compiler.interpreter.tile import integer, run_module
 from tileloom.compiler.options import Options
 from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.schedule import Fuse
+from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import CPU
 from tileloom.compiler.tile_ir import TileModule
 from tileloom.dsl.load import parse
@@ -672,3 +673,44 @@ def test_reductions_along_and_across_the_lanes(shape: tuple[int, int]) -> None:
         spoiled = compiled(ROWS, {"x": x})
         np.testing.assert_array_equal(np.isnan(spoiled["s"]), np.isnan(x).any(1))
         np.testing.assert_array_equal(np.isnan(spoiled["t"]), np.isnan(x).any(0))
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "layernorm"])
+def test_a_second_pass_uses_what_one_tile_left(kernel: str) -> None:
+    text = {
+        "softmax": "kernel k(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = softmax[n](x[m, n]) }",
+        "layernorm": "kernel k(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = layernorm[n](x[m, n], 0.25) }",
+    }[kernel]
+    tiles = parse_schedule("schedule s for k on cpu { tile m by 1, n by 16 }")
+    made = compile_kernel(parse(text)["k"], CPU, {"M": 3, "N": 16}, schedule=tiles)
+    assert made.source.count("# one tile, whose values are still there") == 1
+    run_it = Kernel(made.graph, made.module, kernels.build(made.source))
+    for n in (0, 1, 15, 16, 17, 40):
+        x = normal(3, n)
+        wide = x.astype(np.float64)
+        if kernel == "softmax":
+            e = np.exp(wide - wide.max(1, keepdims=True, initial=-np.inf))
+            want = e / e.sum(1, keepdims=True)
+        else:
+            c = wide - wide.mean(1, keepdims=True) if n else wide
+            want = c / np.sqrt((c * c).mean(1, keepdims=True) + 0.25) if n else wide
+        close(run_it(x).astype(np.float64), want, 1e-5)
+
+
+def test_a_second_pass_over_other_values_computes_its_own() -> None:
+    """The later loop reads the tensor that the earlier one changed, or differs in what it starts from."""
+    text = """module r { tile r(x: inout f32[N], y: out f32[N]) { extents N
+        for parallel {
+            for n in N by 16 carry (a: f32 = fill(0.0)) {
+                v: f32[n] = load x[n]
+                w: f32[n] = exp(v - a)
+                store x[n] = w
+                yield a + sum[n](v)
+            }
+            for k in N by 16 { store y[k] = exp(load x[k] - a) }
+        } } }"""
+    x = normal(11)
+    once = np.exp(x.astype(np.float64))
+    got = compiled(text, {"x": x.copy()})
+    close(got["y"].astype(np.float64), np.exp(once - x.astype(np.float64).sum()), 1e-5)
+    assert "one tile" not in cpu.generate(module_of(text))

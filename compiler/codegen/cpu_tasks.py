@@ -31,6 +31,7 @@ from ..tile_ir import (
 from .cpu_values import Product, Values, is_zero
 from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
 from .placement import depends_on_data, inlined, merge
+from .repeats import repeats
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Task(Values):
         super().__init__(signature)
         self.name = name
         self.grid, self.before = grid, before
-        self.inlined = inlined(self.program, self.types)
+        self.repeats = repeats(self.program)
+        self.inlined = inlined(self.program, self.types) - {n for r in self.repeats.values() for n in r.kept}
         self.parallel, self.serial = _parallel(grid, self.tainted)
         self._written: Function | None = None
 
@@ -229,7 +231,21 @@ class Task(Values):
                     self._body(s.body)
                     self.depth = depth
                 case For():
-                    self._for(s)
+                    self._repeat(s)
+
+    def _repeat(self, s: For) -> None:
+        """A loop, or where an earlier one took a single step, that step again with the values it left."""
+        repeat = self.repeats.get(id(s))
+        if repeat is None:
+            self._for(s)
+            return
+        axis, depth = repeat.earlier.axis, self.depth
+        self.open(f"if 0 < {self._end(axis).text} <= {axis.tile}:  # one tile, whose values are still there")
+        self._body(repeat.body)
+        self.depth = depth
+        self.open("else:")
+        self._for(s)
+        self.depth = depth
 
     def _let(self, s: Let) -> None:
         value = s.value if self.types.of(s.value).dtype is s.type.dtype else Cast(s.type.dtype, s.value)

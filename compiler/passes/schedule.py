@@ -47,7 +47,7 @@ class TileSizes:
 
 
 CPU_TILES = TileSizes(
-    row=192, column=512, inner=256, query=64, key=128, line=1024, lines=4, flat=1024, volume=1 << 17
+    row=192, column=512, inner=256, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 17
 )
 CUDA_TILES = TileSizes(
     row=64, column=64, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 12
@@ -81,7 +81,7 @@ def region_tiles(
     """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
     the device's multiprocessors."""
     if not isinstance(target, CudaTarget):
-        return tile_sizes(target)
+        return _cpu_tiles(graph, region, roles, sizes)
     if schedule.tier not in MATRIX_TIERS or not _on_matrix_units(region):
         if _is_plain_product(region) and _tasks(graph, roles, sizes, BLOCK_TILES) >= (target.sms or 1):
             return BLOCK_TILES
@@ -151,6 +151,22 @@ def _warpgroup_tiles(
 
     able = [n for n in COLUMNS if n * sums <= best.column]
     return replace(best, column=min(able or [64], key=clocks))
+
+
+def _cpu_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
+    """Row reductions take one row at a time, all of it in one tile where a core's own cache holds it; reductions across
+    rows take many columns at a time, since those lie densely."""
+    loops = (*roles.reduced, *roles.serial)
+    if not loops or roles.contraction_inside or roles.contraction_outside:
+        return CPU_TILES
+    if not _along_rows(region, loops[-1]):
+        return replace(CPU_TILES, lines=CPU_COLUMNS, line=CPU_COLUMN_ROWS)
+    is_long = (axis_size(graph, loops[-1], sizes) or 0) > CPU_TILES.line
+    return replace(CPU_TILES, line=CPU_LONGEST_LINE) if is_long else CPU_TILES
+
+
+CPU_LONGEST_LINE = 1 << 16
+CPU_COLUMNS, CPU_COLUMN_ROWS = 256, 64
 
 
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
