@@ -32,7 +32,7 @@ from .scalar_cuda import Code, convert
 from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
 from .staging import BARRIER_BYTES, CHUNK, Ring, Staging, staging
-from .warpgroup_elements import RowElements
+from .warpgroup_exponentials import RowExponentials
 
 ROWS = 64  # of a tile, one warpgroup
 CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
@@ -56,7 +56,7 @@ REGISTERS = {1: (56, 240), 2: (56, 224)}
 """Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
 
 
-class Role(RowElements):
+class Role(RowExponentials):
     """One role of a kernel."""
 
     tier = "wgmma"

@@ -164,6 +164,7 @@ class Loops(Products):
         self.start_carries(loops[0])
         parts = [self.parts(s) for s in loops]
         packed = [self._declared(t.dot) for t in parts[0].trails]
+        self.before_loop(e for s in loops for x in statements((s,)) for e in expressions(x))
         started = self.names.fresh("started")
         self.text.line(f"{started} = i32(0)")
         for number, (s, cascade) in enumerate(zip(loops, parts, strict=True)):
@@ -239,11 +240,13 @@ class Loops(Products):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + (warpgroup ^ 1), 256)")
-        for x in cascade.others:
-            self.statement(x)
+        self.shifts = {}
+        for other in cascade.others:
+            self.statement(replace(other, value=self.with_shifts(other.value)))
             self.release()
         rests = {t.state: t.rest for t in cascade.trails}
-        self.yields(replace(s, yields=tuple(rests.get(i, y) for i, y in enumerate(s.yields))))
+        yields = tuple(self.with_shifts(rests.get(i, y)) for i, y in enumerate(s.yields))
+        self.yields(replace(s, yields=yields))
         for t, (array, _) in zip(cascade.trails, packed, strict=True):
             self.finish({array})
             operand = next(x for x in (t.dot.a, t.dot.b) if x not in [Name(n) for n in self.boxes])

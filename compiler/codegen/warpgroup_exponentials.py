@@ -1,0 +1,119 @@
+"""exp(c · (x - r)) for the many x of a row: one fused multiply-add and one exp2 each, exact for numbers of any size.
+
+With s = c · log2 e and the rounded shift h = r · s, the same for the whole row, exp2(fma(x, s, -h)) is exact but for one
+rounding; that h differs from r · s by a rounding moves all weights of the row alike. A state that was accumulated under the
+shift h' of r' moves on by exp2(h' - h), from the same rounded products, and so does exp(c · (r' - r)) here. Where |h| is
+2^30 or more, that rounding could overflow an exponential: there s gives way to a power of two no larger, for which x and r
+are subtracted without error, and numbers that differ are too far apart for the size of s to matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...dsl.types import DType
+from ..tile_ir import Apply, Const, Expr, Load, Name, Reduce, TileType, subexpressions
+from .simt_source import NOWHERE, Value
+from .tile_types import rewrite
+from .warpgroup_elements import RowElements
+
+LOG2_E = 1.4426950408889634
+HUGE = float(1 << 30)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """exp(scale · (x - row)); `scale` is None where there is no factor."""
+
+    scale: Expr | None
+    x: Expr
+    row: Name
+
+
+def shifted(e: Expr) -> Shifted | None:
+    """An exponential of a difference, recognised."""
+    match e:
+        case Apply(op="exp", args=(Apply(op="mul", args=(c, Apply(op="sub", args=(x, Name() as r)))),)):
+            return Shifted(c, x, r)
+        case Apply(op="exp", args=(Apply(op="sub", args=(x, Name() as r)),)):
+            return Shifted(None, x, r)
+    return None
+
+
+class RowExponentials(RowElements):
+    """Exponentials in the steps of a loop."""
+
+    def _give_names(self) -> None:
+        super()._give_names()
+        self.scales: dict[Expr | None, tuple[Name, Name]] = {}
+        self.shifts: dict[tuple[Expr | None, Name], tuple[Name, Name]] = {}
+
+    def before_loop(self, found: Iterable[Expr]) -> None:
+        """Compute what the scales of exponentials become, once."""
+        self.scales = {}
+        for e in found:
+            for part in subexpressions(e):
+                s = shifted(part)
+                if s is not None and s.scale not in self.scales and self._is_known(s.scale):
+                    self.scales[s.scale] = self._scale(s.scale)
+
+    def _is_known(self, scale: Expr | None) -> bool:
+        """Is a scale one number, known before the loop?"""
+        if scale is None:
+            return True
+        inner = list(subexpressions(scale))
+        known = all(not isinstance(x, Name) or x.name in self.values for x in inner)
+        plain = known and not any(isinstance(x, Load | Reduce) for x in inner)
+        return plain and self._is_shared(scale)
+
+    def _scale(self, scale: Expr | None) -> tuple[Name, Name]:
+        """scale · log2 e, and a power of two of its sign and no larger than it or 1."""
+        factor: Expr = Const(LOG2_E, DType.F32)
+        by = self._number("scale", Apply("mul", (scale, factor)) if scale is not None else factor)
+        size = Apply("min", (Apply("abs", (by,)), Const(1.0, DType.F32)))
+        power = Apply("exp2", (Apply("floor", (Apply("log2", (size,)),)),))
+        negative = Apply("lt", (by, Const(0.0, DType.F32)))
+        return by, self._number("power", Apply("where", (negative, Apply("neg", (power,)), power)))
+
+    def _number(self, name: str, e: Expr) -> Name:
+        code = self.emit(self.materialise(e), NOWHERE)
+        return self.temporary(name, Value(TileType(DType.F32), scalar=self.assign(name, code)))
+
+    def with_shifts(self, e: Expr) -> Expr:
+        """The same expression with its exponentials of differences in terms of shifts."""
+        return rewrite(e, self._with_shift)
+
+    def _with_shift(self, e: Expr) -> Expr:
+        s = shifted(e)
+        if s is None or s.scale not in self.scales or s.row.name not in self.types:
+            return e
+        row, own = self.types[s.row.name], self.facts.type_of(s.x, self.types)
+        between = len(row.axes) == 1 and self.deal.layout(row.axes).spreads[0].between
+        if row.dtype is not DType.F32 or own.dtype is not DType.F32 or not between:
+            return e
+        by, _ = self.scales[s.scale]
+        slope, lift = self._shift(s)
+        if own.axes == row.axes:
+            apart = Apply("mul", (Apply("sub", (s.x, s.row)), by))
+            near = Apply("add", (Apply("mul", (s.x, by)), lift))
+            return Apply("exp2", (Apply("where", (self._is_huge(s.row, by), apart, near)),))
+        return Apply("exp2", (Apply("fma", (s.x, slope, lift)),))
+
+    def _is_huge(self, row: Name, by: Name) -> Expr:
+        return Apply("le", (Const(HUGE, DType.F32), Apply("abs", (Apply("mul", (row, by)),))))
+
+    def _shift(self, s: Shifted) -> tuple[Name, Name]:
+        """A row's factor, and what is added: minus the rounded shift."""
+        key = (s.scale, s.row)
+        if key not in self.shifts:
+            by, power = self.scales[s.scale]
+            slope = self._row("slope", s.row, Apply("where", (self._is_huge(s.row, by), power, by)))
+            lift = self._row("lift", s.row, Apply("neg", (Apply("mul", (s.row, slope)),)))
+            self.shifts[key] = slope, lift
+        return self.shifts[key]
+
+    def _row(self, name: str, like: Name, e: Expr) -> Name:
+        registers = self.registers(name, self.types[like.name])
+        self.map(registers, DType.F32, e)
+        return self.temporary(name, Value(self.types[like.name], registers=registers))
