@@ -169,7 +169,10 @@ BIASED = f"{PRODUCT} + w[h] * f32(n - m)"
 
 
 def attention(score: str, subset: str, tiles: str, sizes: dict[str, int]) -> Any:
-    text = ATTENTION.replace("SCORE", score).replace("SET", subset)
+    return attention_of(ATTENTION.replace("SCORE", score).replace("SET", subset), tiles, sizes)
+
+
+def attention_of(text: str, tiles: str, sizes: dict[str, int]) -> Any:
     return compile_kernel(
         tl.parse(text)["attention"], SM_90A, sizes, dtypes={"T": DType.F16},
         schedule=parse_schedule(f"schedule s for attention on cuda:sm_90a {{ tier wgmma\n tile {tiles} }}"),
@@ -231,6 +234,29 @@ def test_of_a_skewed_loop_without_a_wait() -> None:
     assert len(missed) <= 1
 
 
+def test_scores_of_any_size() -> None:
+    """Rows that a mask fills with the lowest number come out uniform beside ordinary and huge ones."""
+    text = (
+        ATTENTION.replace("w: f32[H]", "w: f32[M, N]")
+        .replace("SET", "")
+        .replace("SCORE", f"{PRODUCT} + w[m, n]")
+    )
+    sizes = {"H": 1, "G": 1, "M": 64, "N": 48, "D": 16, "E": 16}
+    made = attention_of(text, "m by 64, n by 16", sizes)
+    inputs = attention_inputs(sizes)
+    inputs["w"] = np.zeros((64, 48), np.float32)
+    inputs["w"][3], inputs["w"][7, ::2], inputs["w"][9] = np.finfo(np.float32).min, 1e30, -3e9
+    got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=1)["o"][0].astype(float)
+    v = inputs["v"][0].astype(float)
+    assert np.abs(got[3] - v.mean(0)).max() < 2e-3
+    assert np.abs(got[7] - v[::2].mean(0)).max() < 2e-3
+    assert (
+        np.abs(got[9] - v.mean(0)).max() < 2e-3
+    )  # scores differ by less than the spacing of numbers at -3e9
+    plain = exact({**inputs, "w": np.zeros(1)}, 0.3, False, lambda m, n, M, N: m >= 0)[0][0]
+    assert np.abs(np.delete(got - plain, (3, 7, 9), 0)).max() < 2e-3
+
+
 def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:
     """Rows of 65 elements do not start at multiples of 16 bytes."""
     module = parse_module(product(rows=64))
@@ -248,8 +274,9 @@ def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:
         (product(dtype="f32"), "a product of f32 and f32"),
         (product().replace("load b[z, n, k]", "load b[z, n, k % 2]"), "no block of rows and columns"),
         (product(rows=128, columns=512), "512"),
+        (product().replace("K by 64", "K by 64 to m + 1"), "bounds of `k`"),
     ],
-    ids=["rows", "columns", "dtype", "subscripts", "wide"],
+    ids=["rows", "columns", "dtype", "subscripts", "wide", "bounds"],
 )
 def test_what_the_tier_does_not_take_is_said(text: str, reason: str) -> None:
     (program,) = parse_module(text).programs

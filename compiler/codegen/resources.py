@@ -21,6 +21,8 @@ SCALARS = 40
 FRAGMENT = re.compile(r"_part(?:_\d+)?$")
 AT_A_TIME = 4
 """Registers of a matrix operand's fragments that live together: each is read from shared memory just before its products."""
+UNIFORM_SCALARS = 20
+"""The same in tier `wgmma`, whose addresses, slots and bounds are the same for a warp and lie in registers of its own."""
 DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\((\d+)")
 
 
@@ -32,7 +34,8 @@ def resources(program: TileProgram, target: CudaTarget) -> Resources:
 def measured(kernel: Kernel) -> Resources:
     arrays = list(live_arrays(kernel.text.out))
     most = max((a.elements for a in arrays), default=1)
-    return Resources(kernel.deal.threads, SCALARS + fullest(arrays), kernel.shared_bytes(), most)
+    scalars = UNIFORM_SCALARS if kernel.tier == "wgmma" else SCALARS
+    return Resources(kernel.deal.threads, scalars + fullest(arrays), kernel.shared_bytes(), most)
 
 
 @dataclass(frozen=True)

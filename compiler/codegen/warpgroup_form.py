@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...dsl.types import DType
@@ -16,6 +16,7 @@ from ..tile_ir import (
     For,
     Grid,
     Let,
+    LoopAxis,
     Name,
     Reduce,
     Stmt,
@@ -140,3 +141,21 @@ def _bounds_rewritten(s: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
         case Grid():
             return replace(s, body=tuple(_bounds_rewritten(x, rule) for x in s.body))
     return s
+
+
+def ends_tile(e: Expr, a: LoopAxis, values: Mapping[str, Expr]) -> bool:
+    """Does a bound of an axis lie between tiles, or at the axis's end? `values`: those of scalar names."""
+    match e:
+        case _ if e == a.extent:
+            return True
+        case Name(name=n) if n in values:
+            return ends_tile(values[n], a, values)
+        case Const(value=v):
+            return int(v) % (a.tile or 1) == 0
+        case Apply(op="mul", args=(x, y)):
+            return any(z != a.extent and ends_tile(z, a, values) for z in (x, y))
+        case Apply(op="add" | "sub", args=args):
+            return all(z != a.extent and ends_tile(z, a, values) for z in args)
+        case Apply(op="min" | "max", args=args):
+            return all(ends_tile(z, a, values) for z in args)
+    return False

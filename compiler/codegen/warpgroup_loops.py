@@ -32,6 +32,7 @@ from ..tile_ir import (
 from .mma import RegisterOperand, Unfit
 from .simt_source import Registers, Value
 from .staging import Ring, dots
+from .warpgroup_form import ends_tile
 from .warpgroup_products import InRing, Products
 
 TURNS = 8  # the first of two named barriers
@@ -91,6 +92,11 @@ class Loops(Products):
 
     def sums_loop(self, s: For) -> None:
         """Each step issues its products and then waits for those of the step before, whose slots it gives back."""
+        scalars = {
+            x.name: x.value for x in statements(self.program.body) if isinstance(x, Let) and not x.type.axes
+        }
+        if not all(ends_tile(x, s.axis, scalars) for x in (s.axis.lo, s.axis.hi) if x is not None):
+            raise Unfit(f"the bounds of `{s.axis.name}` do not lie between its tiles")
         start, stop = self.range_of(s.axis)
         self.live[s.axis.name] = s.axis
         rings = [r for r in self.staging.rings if r.looped and self._read_in(s, r)]

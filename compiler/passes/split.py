@@ -174,7 +174,8 @@ def _parts(
     """A power of two: enough blocks for the multiprocessors, none with too little to do."""
     every = (x for s in statements(chain.loops) for e in expressions(s) for x in subexpressions(e))
     products = any(isinstance(x, tile.Dot) for x in every)
-    wanted = (target.sms or 1) * (PRODUCT_BLOCKS if products else OTHER_BLOCKS)
+    each = (1 if program.tier == "wgmma" else PRODUCT_BLOCKS) if products else OTHER_BLOCKS
+    wanted = (target.sms or 1) * each
     tiles = _tiles(axis, sizes)
     if products:
         if 2 * _tasks(chain, sizes) > (
