@@ -34,7 +34,7 @@ UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 SPINNING_S = {"numpy": 0.15, "torch": 0.012}
 """How long the threads of OpenBLAS (numpy's) and libgomp (torch's) go on spinning after a call, measured."""
 BUDGET_S, QUICK_S = 4.0, 1.0
-"""Time to measure one case for."""
+"""Time to measure one case for, warming apart."""
 ROUNDS, QUICK_ROUNDS = (5, 15), (3, 7)
 
 
@@ -47,12 +47,12 @@ def suites() -> list[str]:
 def main() -> int:
     args = arguments()
     if args.child:
-        json.dump(child(args.suites[0], args.threads[0], args.quick, args.only), sys.stdout)
+        json.dump(child(args.suites[0], args.threads[0], args), sys.stdout)
         return 0
     failed = 0
     for suite in args.suites:
         counts = args.threads[:1] if suite == "compile" else args.threads
-        documents = [spawn(suite, n, args.quick, args.only) for n in counts]
+        documents = [spawn(suite, n, args) for n in counts]
         recorded = {**documents[0], "command": ["benchmarks/cpu.py", *sys.argv[1:]], "rows": []}
         recorded["load_averages"] = [d["conditions"]["load_average"] for d in documents]
         recorded["conditions"] = {**recorded["conditions"], "threads": counts}
@@ -72,6 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("suites", nargs="+", choices=suites(), metavar="SUITE", help=", ".join(suites()))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="a few cases, few samples")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds to measure one case for")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/cpu-SUITE.json")
     parser.add_argument("--json", type=Path, help="write the result of the one suite there")
@@ -79,22 +80,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def spawn(suite: str, threads: int, quick: bool, only: str) -> dict[str, Any]:
+def spawn(suite: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """Run a suite in a process whose libraries use `threads` threads; print its table as it comes."""
     environment = {k: v for k, v in os.environ.items() if k not in UNSET} | dict.fromkeys(
         LIMITED, str(threads)
     )
-    command = [sys.executable, __file__, suite, "--child", "--threads", str(threads), "--only", only]
+    command = [sys.executable, __file__, suite, "--child", "--threads", str(threads), "--only", args.only]
+    command += ["--budget", str(args.budget)]
     print(f"-- {suite}, {threads} thread{'s' if threads > 1 else ''}", flush=True)
     done = subprocess.run(
-        command + ["--quick"] * quick, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        command + ["--quick"] * args.quick, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def child(suite: str, threads: int, quick: bool, only: str) -> dict[str, Any]:
+def child(suite: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """The suite's document."""
+    quick = args.quick
     from cpu_cases import SUITES
 
     from tileloom.runtime.bench import document
@@ -114,8 +117,8 @@ def child(suite: str, threads: int, quick: bool, only: str) -> dict[str, Any]:
         if suite in special:
             recorded["rows"] = [shown(r) for r in special[suite](threads, quick)]
         else:
-            cases = (c for c in SUITES[suite](quick) if only in c.name)
-            recorded["rows"] = [r for c in cases for r in measured(c, threads, quick)]
+            cases = (c for c in SUITES[suite](quick) if args.only in c.name)
+            recorded["rows"] = [r for c in cases for r in measured(c, threads, args)]
     recorded["conditions"]["clock"] = "CPU time of the process" if threads == 1 else "wall clock"
     recorded["conditions"]["rest_s"] = SPINNING_S if threads > 1 else "2 ms"
     recorded["conditions"]["unset"] = list(UNSET)
@@ -135,7 +138,7 @@ def relative_error(got: Any, want: Any) -> float:
     return float(np.linalg.norm(np.asarray(got, np.float64) - exact) / max(np.linalg.norm(exact), 1e-30))
 
 
-def measured(case: Any, threads: int, quick: bool) -> list[dict[str, Any]]:
+def measured(case: Any, threads: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one case; a variant that cannot run or is wrong becomes a row that says so."""
     from tileloom.runtime.bench import Variant, WrongResult, compare
 
@@ -156,12 +159,13 @@ def measured(case: Any, threads: int, quick: bool) -> list[dict[str, Any]]:
         rest = SPINNING_S.get(name, 2e-3) if threads > 1 else 2e-3
         usable.append(Variant(name, call, case.bound, rest))
         seconds += rest
-    fewest, most = QUICK_ROUNDS if quick else ROUNDS
+    fewest, most = QUICK_ROUNDS if args.quick else ROUNDS
+    budget = QUICK_S if args.quick else args.budget
     found = compare(
         case.name,
         usable,
         reference,
-        rounds=max(fewest, min(most, int((QUICK_S if quick else BUDGET_S) / max(seconds, 1e-9)))),
+        rounds=max(fewest, min(most, int(budget / max(seconds, 1e-9)))),
         flops=case.flops,
         moved_bytes=case.moved_bytes,
         error=relative_error,
