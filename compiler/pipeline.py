@@ -15,6 +15,7 @@ from ..dsl.types import DType
 from .cascade import Cascade
 from .codegen import cpu, mma, simt, wgmma
 from .codegen.resources import resources
+from .codegen.variants_told import told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
 from .occupancy import Resources
@@ -121,6 +122,8 @@ def compile_kernel(
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)
+    for text in told(source) if isinstance(target, CudaTarget) else ():
+        remarks.add("note", "codegen", "variants", text)
     statics = {e: n for p in fused.module.programs for e, n in p.statics}
     snapshots = {
         "tensor": print_graph(written),

@@ -13,7 +13,7 @@ from tileloom.compiler.interpreter import tile
 from tileloom.compiler.passes.split import split_into
 from tileloom.compiler.pipeline import Compilation, compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
-from tileloom.compiler.target import SM_80, SM_90A
+from tileloom.compiler.target import CPU, SM_80, SM_90A
 from tileloom.compiler.tile_ir import TileModule
 from tileloom.compiler.verify import verify_module
 from tileloom.runtime import emulate
@@ -114,3 +114,18 @@ def test_sizes_decide(text: str, sizes: dict[str, int], parts: int) -> None:
     told = [r for r in made.remarks if r.pass_name == "split"]
     assert len(told) == (parts > 1)
     assert all(f"over {parts} blocks" in r.message for r in told)
+
+
+def test_variants_are_told() -> None:
+    """Which kernel a call runs is a remark: the preferred one, and the one that serves all."""
+    made = compiled(PRODUCT, {"M": 256, "N": 256, "K": 64})
+    (told,) = [r.message for r in made.remarks if r.name == "variants"]
+    assert told.startswith("product: a call runs `product` where ")
+    assert "N is a multiple of 64" in told
+    assert "rows of" in told
+    assert told.endswith("else `product_any` for any sizes, strides and alignment")
+    assert not [
+        r
+        for r in compile_kernel(tl.parse(PRODUCT)["product"], CPU, made.sizes).remarks
+        if r.name == "variants"
+    ]

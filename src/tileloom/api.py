@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -136,6 +137,7 @@ class CompiledKernel:
     _kernels: dict[CallKey, Kernel] = field(default_factory=dict, repr=False)
     _device_ready: dict[CallKey, DeviceReady] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _told_of_copies: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         self.machine = machine(self.target)
@@ -188,12 +190,24 @@ class CompiledKernel:
         from .runtime.device_arrays import on_device
 
         if not any(on_device(x) for x in values):
+            self._tell_of_copies()
             return self._checked(positional, named, out)
         kernel = self._device_kernel(positional, named)
         result = kernel(*positional, out=out, **named)
         if known is not None:
             _bounded(self._device_ready)[known[0]] = kernel.device_ready(positional, named, outs)
         return result
+
+    def _tell_of_copies(self) -> None:
+        """Once for each kernel."""
+        if self._told_of_copies:
+            return
+        self._told_of_copies = True
+        warnings.warn(
+            f"{self.name}: its arrays lie in the host's memory, so each call copies them to the device and the results "
+            "back; arrays on the device (torch, CuPy, Numba) are used in place",
+            stacklevel=4,
+        )
 
     @cached_property
     def _recognised(self) -> Recognising:

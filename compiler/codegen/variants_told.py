@@ -1,0 +1,46 @@
+"""When a call runs which variant of a kernel, in words: read from the `LAUNCHES` of generated CUDA source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+
+def told(source: str) -> Iterator[str]:
+    """One sentence for each program that has several variants, the preferred first."""
+    programs: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name, facts in _launches(source):
+        programs.setdefault(facts.get("program", name), []).append((name, facts))
+    for program, variants in programs.items():
+        if len(variants) > 1:
+            yield f"{program}: a call runs " + "; else ".join(f"`{n}` {_where(f)}" for n, f in variants)
+
+
+def _launches(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The entries of `LAUNCHES`, of their values those that are plain data."""
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "LAUNCHES":
+            continue
+        assert isinstance(node.value, ast.Dict)
+        for key, value in zip(node.value.keys, node.value.values, strict=True):
+            assert isinstance(key, ast.Constant)
+            assert isinstance(value, ast.Dict)
+            pairs = zip(value.keys, value.values, strict=True)
+            facts = {
+                str(k.value): ast.literal_eval(v)
+                for k, v in pairs
+                if isinstance(k, ast.Constant) and not isinstance(v, ast.Lambda)
+            }
+            yield str(key.value), facts
+
+
+def _where(facts: dict[str, Any]) -> str:
+    """What sizes, strides and alignment a variant takes for granted."""
+    parts = [f"{e} is a multiple of {n}" for e, n in facts.get("multiples", {}).items()]
+    parts += [f"{e} is at most {n}" for e, n in facts.get("at_most", {}).items()]
+    if wide := facts.get("wide"):
+        parts.append(f"rows of {', '.join(wide)} are packed and aligned to 16 bytes")
+    if maps := facts.get("maps"):
+        parts.append(f"tensor maps can describe {', '.join(t for t, _ in maps)}")
+    return f"where {' and '.join(parts)}" if parts else "for any sizes, strides and alignment"
