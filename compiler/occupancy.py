@@ -40,7 +40,7 @@ class Occupancy:
 def occupancy(r: Resources, target: CudaTarget) -> Occupancy:
     """Blocks of `r` on one multiprocessor of `target`; registers beyond what a thread can have are spilled, not held."""
     warps = -(-r.threads // target.warp)
-    held = min(r.registers, target.registers_per_thread)
+    held = min(r.registers, most_registers(r.threads, target))
     of_warp = _rounded(held * target.warp, REGISTER_UNIT)
     reserved = DRIVER_SHARED if target.capability >= (8, 0) else 0
     shared = _rounded(r.shared_bytes, SHARED_UNIT) + reserved
@@ -57,7 +57,12 @@ def occupancy(r: Resources, target: CudaTarget) -> Occupancy:
 
 def spilled(r: Resources, target: CudaTarget) -> int:
     """Registers a thread that have no room: each lives in local memory instead."""
-    return max(0, r.registers - min(target.registers_per_thread, target.registers_per_sm // r.threads))
+    return max(0, r.registers - most_registers(r.threads, target))
+
+
+def most_registers(threads: int, target: CudaTarget) -> int:
+    """What each thread of a block can have: the assembler keeps to it, for a block must fit a multiprocessor."""
+    return min(target.registers_per_thread, target.registers_per_sm // threads)
 
 
 def _rounded(n: int, unit: int) -> int:
