@@ -168,7 +168,13 @@ def default_tiers(graph: Graph, target: Target, options: Options) -> tuple[str |
     return ("wgmma", "mma", None) if target.has_wgmma else ("mma", None)
 
 
-MATRIX_UNITS = {"mma": (mma.why_not, "mma.sync"), "wgmma": (wgmma.why_not, "wgmma, by warpgroups with roles")}
+MATRIX_UNITS = {
+    "mma": (mma.why_not, "mma.sync"),
+    "wgmma": (
+        wgmma.why_not,
+        "wgmma, by warpgroups with roles (mma.sync where a tensor's rows do not start at multiples of 16 bytes)",
+    ),
+}
 """Tiers with matrix units: why a program does not fit one, and what its products run through."""
 
 

@@ -5,7 +5,8 @@ registers and spills, nvdisasm shows it. Contraction of a·b + c into one roundi
 exp(s·c - r) near the largest floats needs both roundings; products use explicit fused multiply-adds.
 
 Launching loads that cubin with the driver API and passes the parameters that `compiler/codegen/simt.py` documents: for
-each tensor its address and its strides in elements, then scalars, then extents, 8 bytes each but for 4-byte scalars.
+each tensor its address and its strides in elements, then scalars, then extents, 8 bytes each but for 4-byte scalars, then
+tensor maps (`tensor_maps.py`) where the kernel has some.
 """
 
 from __future__ import annotations
