@@ -103,6 +103,7 @@ class _Call:
         self.finished = threading.Lock()
         self.finished.acquire()
         self.failure: BaseException | None = None
+        self.processor = _processor()
 
     def run(self) -> None:
         """Work with the others, and wait for what they have taken."""
@@ -125,6 +126,8 @@ class _Call:
         """Work in another thread than the caller's, which learns of the end and of failures."""
         if self.queue[NEXT] >= self.tasks:
             return
+        if self.processor is not None and _processor() == self.processor:
+            _leave(self.processor)
         try:
             self.work()
         except BaseException as failure:
@@ -202,6 +205,32 @@ _crew = _Crew()
 def _looks(most: int) -> int:
     """None where threads are more than processors: who looks would keep another from working."""
     return most if threads() <= _processors() else 0
+
+
+def _processor() -> int | None:
+    """The processor that this thread runs on; None where the system does not tell, or where threads share processors."""
+    ask = _asking_processor()
+    return ask() if ask is not None and threads() <= _processors() else None
+
+
+@cache
+def _asking_processor() -> Callable[[], int] | None:
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    import ctypes
+
+    found: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+    return found
+
+
+def _leave(processor: int) -> None:
+    """Move this thread to another processor, and let it run on any again. A scheduler may wake a worker on the caller's own
+    processor, and was seen to leave both there for seconds, while another was idle."""
+    allowed = os.sched_getaffinity(0)
+    others = allowed - {processor}
+    if others:
+        os.sched_setaffinity(0, others)
+        os.sched_setaffinity(0, allowed)
 
 
 @cache
