@@ -119,11 +119,11 @@ def interpolated(table: tuple[tuple[float, float], ...], x: float) -> float:
 
 
 CPU_RATES = Rates(
-    dot_rates=((float(WIDE), 60e9),),
-    vector_ops_per_s=8e9,
-    reduce_ops_per_s=4e9,
+    dot_rates=((float(WIDE), 200e9),),
+    vector_ops_per_s=30e9,
+    reduce_ops_per_s=15e9,
     gather_ops_per_s=0.5e9,
-    special_ops_per_s=1e9,
+    special_ops_per_s=5e9,
     costly_ops_per_s=0.4e9,
     copy_rates=((1.0, 15e9),),
     fresh_rates=((1.0, 50e9),),

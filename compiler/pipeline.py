@@ -13,7 +13,7 @@ from ..dsl.diagnostics import refuse
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
-from .codegen import cpu, mma, simt, wgmma
+from .codegen import cpu, cpu_lanes, mma, simt, wgmma
 from .codegen.resources import resources
 from .codegen.variants_told import told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
@@ -119,6 +119,8 @@ def compile_kernel(
         remarks.add("missed", "schedule", "matrix-units", reason)
     if isinstance(target, CudaTarget):
         fused = over_blocks(fused, target, sizes, machine or rates(target), remarks)
+    if not target.is_cuda:
+        cpu_lanes.remark(fused.module, remarks)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused)
     source = generate(fused.module, target)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
+from .cpu_lanes import oriented
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
 from .numba_text import EXPORTS, PRODUCTS, STORAGE, TASKS, VECTORS, Buffer, Signature
@@ -73,7 +74,7 @@ class _Module(ModuleNames):
         self.compiled = {p.name: [new(f"{p.name}_tasks") for _ in _grids(p)] for p in module.programs}
 
     def tasks(self, program: TileProgram) -> list[Task]:
-        unique = distinct(program)
+        unique = oriented(distinct(program))
         names = self.names.inner()
         statics = dict(program.statics)
         signature = Signature(

@@ -22,6 +22,7 @@ from ..tile_ir import (
     operands,
     subexpressions,
 )
+from .cpu_lanes import lane_axis
 from .numba_text import (
     ATOM,
     BY_TYPE,
@@ -31,6 +32,7 @@ from .numba_text import (
     LANES,
     NOT,
     UNARY,
+    WHOLE_WIDE,
     Axis,
     Buffer,
     Code,
@@ -65,6 +67,7 @@ class Expressions:
         self.lines: list[str] = []
         self.depth = 1
         self.launching = False
+        self.columns = lane_axis(self.program)
         self.along: Axis | None = None
         """The axis of which LANES elements are computed at a time."""
         self._guarded_reads: dict[int, tuple[Expr, bool]] = {}
@@ -90,6 +93,16 @@ class Expressions:
         """The current position in a buffer over these axes, as a tuple."""
         lanes = [self.axes[a].lane for a in axes]
         return f"({', '.join(lanes)}{',' if len(lanes) == 1 else ''})"
+
+    def _sized(self, name: str, axis: Axis | None = None) -> str:
+        """A function of vectors in the size that loops along an axis take, the one at hand; for `LANES` there is `WIDE`."""
+        if not self._is_wide(axis or self.along):
+            return name
+        return "WIDE" if name == "LANES" else f"{name}_wide"
+
+    def _is_wide(self, axis: Axis | None) -> bool:
+        """Do loops along an axis take WIDE elements at a time? Where it is that of chained products, in whole steps."""
+        return axis is not None and axis.name == self.columns and axis.size % WHOLE_WIDE == 0  # type: ignore[operator]
 
     @property
     def _remaining(self) -> str:
@@ -148,7 +161,7 @@ class Expressions:
         if bound or not axis.lane:
             return Code(axis.origin, DType.I64)
         if self.along == axis:
-            return Code(f"indices({axis.index})", DType.I64, lanes=True)
+            return Code(f"{self._sized('indices')}({axis.index})", DType.I64, lanes=True)
         return Code(axis.index, DType.I64, ATOM if axis.start == "0" else 14)
 
     def _read(self, name: str) -> Code:
@@ -158,7 +171,7 @@ class Expressions:
         if isinstance(place, Variable):
             return Code(place.name, dtype)
         if self.along and place.axes[-1] == self.along.name:
-            return Code(f"load({place.name}, {self._at(place.axes)})", dtype, lanes=True)
+            return Code(f"{self._sized('load')}({place.name}, {self._at(place.axes)})", dtype, lanes=True)
         return Code(f"{place.name}[{', '.join(self.axes[a].lane for a in place.axes)}]", dtype)
 
     # -- reads
@@ -188,13 +201,12 @@ class Expressions:
 
     def _load_lanes(self, e: Load, param: Param) -> Code:
         """Elements along a tensor's last axis."""
-        code = Code(
-            f"load_some({self.tensor(e.tensor)}, {self._lanes_from(e)}, {self._remaining})", param.dtype
-        )
+        load = self._sized("load_some")
+        code = Code(f"{load}({self.tensor(e.tensor)}, {self._lanes_from(e)}, {self._remaining})", param.dtype)
         if param.dtype in (DType.F16, DType.BF16):
             code = replace(code, text=f"widen_{param.dtype}({code.text})")
         elif held(param.dtype) is not param.dtype:
-            code = replace(code, text=f"{LANES[held(param.dtype)]}({code.text})")
+            code = replace(code, text=f"{self._sized(LANES[held(param.dtype)])}({code.text})")
         return replace(code, lanes=True)
 
     def _lanes_from(self, e: Load) -> str:
@@ -292,7 +304,8 @@ class Expressions:
         source = held(c.dtype)
         if source is held(dtype) or (narrow and c.dtype is DType.BOOL):
             return replace(c, dtype=dtype) if not narrow or dtype is source else c
-        return Code(f"{(LANES if c.lanes else HELD)[held(dtype)]}({c.text})", dtype, lanes=c.lanes)
+        verb = self._sized(LANES[held(dtype)]) if c.lanes else HELD[held(dtype)]
+        return Code(f"{verb}({c.text})", dtype, lanes=c.lanes)
 
     def _cast(self, c: Code, dtype: DType) -> Code:
         if c.dtype is dtype:

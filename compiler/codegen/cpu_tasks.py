@@ -265,6 +265,8 @@ class Task(Values):
         axes = merge(*(self.types.of(ix).axes for ix in s.subscripts))
         value = self._prepare(self._expand(s.value), s.tensor, axes)
         subscripts = tuple(self._prepare(self._expand(ix), s.tensor, ()) for ix in s.subscripts)
+        if self._unpack(s, axes, value):
+            return
         depth, param = self.depth, self.params[s.tensor]
         if axes and subscripts[-1] == AxisIndex(axes[-1]) and self._dense(subscripts, axes[-1], param):
             self._nest_of(axes, [value])
@@ -285,6 +287,31 @@ class Task(Values):
             self._store_element(target, param.dtype, value, s.mode)
         self._close(depth)
 
+    def _unpack(self, s: Store, axes: tuple[str, ...], value: Expr) -> bool:
+        """Store a value whose tiles lie with another axis last than the tensor: it is computed into a buffer in their
+        order, and transposed on the way to the tensor. False where that does not apply."""
+        param, order = self.params[s.tensor], self._order_of(value, axes)
+        inside = all(map(self._fits, s.subscripts, param.shape))
+        if order is None or not inside or s.mode != "set" or param.dtype not in (DType.F32, DType.F64):
+            return False
+        place = self._buffer(f"{s.tensor}_turned", param.dtype, order)
+        self._elementwise(place, value)
+        target = self._tensor_view(Load(s.tensor, s.subscripts))
+        depth = self.depth
+        row, column = order[-1], next(ix.axis for ix in reversed(s.subscripts) if isinstance(ix, AxisIndex))
+        self._nest(a for a in order if a not in (row, column))
+        self._copy("unpack", (target, self._stored(place)), row, column)
+        self.depth = depth
+        return True
+
+    def _order_of(self, value: Expr, axes: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The order in which a buffer that the value reads has all of these axes, where its last one is not theirs."""
+        for x in subexpressions(value):
+            place = self.places.get(x.name) if isinstance(x, Name) else None
+            if isinstance(place, Buffer) and len(axes) > 1 and set(place.axes) == set(axes):
+                return place.axes if place.axes[-1] != axes[-1] else None
+        return None
+
     def _dense(self, subscripts: tuple[Expr, ...], axis: str, param: Param) -> bool:
         """Does an axis run along a tensor's last dimension and over all of it, free of the other subscripts?"""
         alone = not any(axis in self.types.of(ix).axes for ix in subscripts[:-1])
@@ -298,8 +325,9 @@ class Task(Values):
             old = self._load_lanes(Load(s.tensor, s.subscripts), self.params[s.tensor])
             text = f"{old.text} + {code.within(15)}"
         if dtype in (DType.F16, DType.BF16):
-            text = f"narrow_{dtype}({text if code.lanes else f'lanes_f32({text})'})"
-        self.line(f"store_some({tensor}, {index}, {text}, {self._remaining})")
+            spread = text if code.lanes else f"{self._sized('lanes_f32')}({text})"
+            text = f"narrow_{dtype}({spread})"
+        self.line(f"{self._sized('store_some')}({tensor}, {index}, {text}, {self._remaining})")
 
     def _store_element(self, target: str, dtype: DType, value: Expr, mode: str) -> None:
         code = self._convert(self.value(value), dtype if dtype is DType.F64 else held(dtype), narrow=True)

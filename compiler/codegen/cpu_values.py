@@ -32,6 +32,7 @@ from .numba_text import (
     HIGHEST,
     LANES,
     LOWEST,
+    Axis,
     Buffer,
     Code,
     Inline,
@@ -148,9 +149,30 @@ class Values(Expressions):
             self._nest(axes)
         else:
             self._nest(axes[:-1])
-            self.open(f"for {axis.lane} in range(0, {axis.count}, LANES):")
-            self.along = axis
+            self._open_lanes(axis)
         return len(self.lines) - 1
+
+    def _open_lanes(self, axis: Axis) -> None:
+        """Open a loop along an axis by vectors."""
+        self.along = axis
+        self.open(f"for {axis.lane} in range(0, {axis.count}, {self._sized('LANES')}):")
+
+    def _open_columns(self, row: str) -> tuple[int, int]:
+        """Open loops over the columns of chained products, by vectors, and in them over the rows of a tile; those that end
+        just above are gone on with, since a column needs no other. Returns the lines of both loops."""
+        assert self.columns is not None
+        last, axis = self._last_nest, self.axes[self.columns]
+        above = last.at(self) if last is not None else None
+        if last is not None and above == ((row, self.columns), True):
+            self.depth, self.along = self.depth + 2, axis
+            return last.start, last.inner
+        if last is not None and above == ((self.columns,), True):
+            self.depth, self.along, start = self.depth + 1, axis, last.start
+        else:
+            self._open_lanes(axis)
+            start = len(self.lines) - 1
+        self._nest((row,))
+        return start, len(self.lines) - 1
 
     def _close(self, depth: int) -> None:
         """End the loops opened since this depth."""
@@ -203,7 +225,22 @@ class Values(Expressions):
         """Lines that set each lane of a buffer; a row joins the loop that ends just above if it runs over the same axis."""
         if isinstance(value, Name) and self.places.get(value.name) == place:
             return
+        read = self._plain_read(value, place.axes) if len(place.axes) > 1 else None
+        if read is not None and (verb := pack_verb(self.params[read.tensor].dtype, place.dtype)):
+            self._pack(verb, place, self._tensor_view(read))
+            return
         depth, last = self.depth, self._last_nest
+        if (
+            len(place.axes) == 2
+            and place.axes[-1] == self.columns
+            and computes_lanes(self, value, self.columns)
+        ):
+            start, inner = self._open_columns(place.axes[0])
+            text = self._convert(self.value(value), place.dtype).text
+            self.line(f"{self._sized('store')}({place.name}, {self._at(place.axes)}, {text})")
+            self._close(depth)
+            self._last_nest = Nest(place.axes, True, depth, start, len(self.lines), inner)
+            return
         if last is not None and last.at(self) == (place.axes, computes_lanes(self, value, place.axes[-1])):
             self.depth += 1
             self.along = self.axes[place.axes[-1]] if last.lanes else None
@@ -212,7 +249,7 @@ class Values(Expressions):
             start = self._nest_of(place.axes, [value])
         code, lanes = self._convert(self.value(value), place.dtype), self.along is not None
         if lanes:
-            self.line(f"store({place.name}, {self._at(place.axes)}, {code.text})")
+            self.line(f"{self._sized('store')}({place.name}, {self._at(place.axes)}, {code.text})")
         else:
             self.line(f"{self._view(place, place.axes)} = {code.text}")
         self._close(depth)
@@ -375,10 +412,14 @@ class Values(Expressions):
         *outer, row, column = ("", *to.axes) if len(to.axes) == 1 else to.axes
         depth = self.depth
         self._nest(filter(None, outer))
-        rows = self.axes[row].count if row else "1"
-        texts = [self._matrix(v, row or column, column) for v in (self._stored(to), given)]
-        self.line(f"{verb}({texts[0]}, {texts[1]}, {rows}, {self.axes[column].count})")
+        self._copy(verb, (self._stored(to), given), row, column)
         self.depth = depth
+
+    def _copy(self, verb: str, views: tuple[View, View], row: str, column: str) -> None:
+        """The line that copies one view to another."""
+        rows = self.axes[row].count if row else "1"
+        to, given = (self._matrix(v, row or column, column) for v in views)
+        self.line(f"{verb}({to}, {given}, {rows}, {self.axes[column].count})")
 
     def _matrix(self, v: View, row: str, column: str) -> str:
         """A view as an operand: the subscripts of its first element, which dimensions are rows and columns, and how far
@@ -448,7 +489,7 @@ class Values(Expressions):
         self._nest(type_.axes)
         inner, last, first = self.depth, self._last_nest, identity(r.fn, type_.dtype)
         partial = self.names.new(f"{hint}_{r.fn}_lanes")
-        start = f"{partial} = {LANES[type_.dtype]}({first.text})"
+        start = f"{partial} = {self._sized(LANES[type_.dtype], self.axes[over[-1]])}({first.text})"
         if last is not None and last.at(self) == (over, True):
             self.lines.insert(last.start, "    " * inner + start)
             self.depth, self.along = inner + 1, self.axes[over[-1]]
@@ -468,15 +509,23 @@ class Values(Expressions):
     def _fold_across(self, r: Reduce, type_: TileType, hint: str) -> Expr:
         """The last axis of the result along the lanes, the reduced one step by step."""
         depth, total = self.depth, self._total(r, type_, hint)
-        self._nest_of(type_.axes, [r.arg])
         partial = self.names.new(f"{hint}_{r.fn}_lanes")
-        self.line(f"{partial} = {LANES[type_.dtype]}({identity(r.fn, type_.dtype).text})")
-        inner = self.depth
-        self._nest(r.over)
+        by_columns = type_.axes == (self.columns,) and len(r.over) == 1
+        if by_columns:
+            start, line = self._open_columns(r.over[0])
+        else:
+            start = self._nest_of(type_.axes, [r.arg])
+            line = len(self.lines)
+            self._nest(r.over)
+        inner = depth + len(type_.axes)
+        first = f"{self._sized(LANES[type_.dtype])}({identity(r.fn, type_.dtype).text})"
+        self.lines.insert(line, f"{'    ' * inner}{partial} = {first}")
         self._take(r.fn, Code(partial, type_.dtype, lanes=True), self._operand(r, type_.dtype))
         self.depth = inner
-        self.line(f"store({total.name}, {self._at(type_.axes)}, {partial})")
+        self.line(f"{self._sized('store')}({total.name}, {self._at(type_.axes)}, {partial})")
         self._close(depth)
+        if by_columns:
+            self._ended(type_.axes, True, start)
         return self._bound(total.name, type_, total)
 
     def _total(self, r: Reduce, type_: TileType, hint: str) -> Buffer | Variable:
@@ -519,13 +568,15 @@ class Values(Expressions):
 
 @dataclass(frozen=True)
 class Nest:
-    """A loop over one axis that ended at line `end`; its own line is `start`, at this depth. `lanes`: by vectors."""
+    """A loop over one axis that ended at line `end`; its own line is `start`, at this depth. `lanes`: by vectors. With two
+    axes it runs over the last, and the loop over the other, at line `inner`, stands in it."""
 
     axes: tuple[str, ...]
     lanes: bool
     depth: int
     start: int
     end: int
+    inner: int = 0
 
     def at(self, task: Values) -> tuple[tuple[str, ...], bool] | None:
         """The axes and the kind of the loop if it ends just above."""

@@ -37,9 +37,12 @@ LANES = {
 """Like `HELD`, for vectors."""
 FOLDS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 """What takes the next element into a reduction."""
+WHOLE_WIDE = 64
+"""A multiple of the number of elements in a wide vector anywhere."""
+SIZED = frozenset({"load", "load_some", "store", "store_some", "indices", *LANES.values()})
+"""Functions whose results have LANES lanes; each has a twin for WIDE."""
 VECTORS = frozenset(
-    {"LANES", "load", "load_some", "store", "store_some", "indices", "within", *LANES.values()}
-    | {f"{fn}_lanes" for fn in FOLDS}
+    {"LANES", "WIDE", "within", *SIZED} | {f"{name}_wide" for name in SIZED} | {f"{fn}_lanes" for fn in FOLDS}
 )
 """Names a generated file may import from the module of vectors."""
 EXPORTS = frozenset(

@@ -249,7 +249,13 @@ def inlined(program: TileProgram, types: Types) -> frozenset[str]:
 
 def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], types: Types) -> bool:
     """Used once, in its own body, and there by a nest over the same axes (a plain read may be repeated over more)."""
-    if len(uses) != 1 or uses[0].body != body or types.of(s.value) != s.type:
+    value = types.of(s.value)
+    if (
+        len(uses) != 1
+        or uses[0].body != body
+        or value.dtype is not s.type.dtype
+        or set(value.axes) != set(s.type.axes)
+    ):
         return False
     if any(isinstance(x, Load) and x.tensor in stored for x in subexpressions(s.value)):
         return False

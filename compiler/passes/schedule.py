@@ -47,7 +47,7 @@ class TileSizes:
 
 
 CPU_TILES = TileSizes(
-    row=192, column=512, inner=256, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 17
+    row=256, column=256, inner=384, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 17
 )
 CUDA_TILES = TileSizes(
     row=64, column=64, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 12
@@ -157,7 +157,9 @@ def _cpu_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, i
     """Row reductions take one row at a time, all of it in one tile where a core's own cache holds it; reductions across
     rows take many columns at a time, since those lie densely."""
     loops = (*roles.reduced, *roles.serial)
-    if not loops or roles.contraction_inside or roles.contraction_outside:
+    if roles.contraction_inside or roles.contraction_outside:
+        return _cpu_product_tiles(graph, roles, sizes)
+    if not loops:
         return CPU_TILES
     if not _along_rows(region, loops[-1]):
         return replace(CPU_TILES, lines=CPU_COLUMNS, line=CPU_COLUMN_ROWS)
@@ -167,6 +169,26 @@ def _cpu_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, i
 
 CPU_LONGEST_LINE = 1 << 16
 CPU_COLUMNS, CPU_COLUMN_ROWS = 256, 64
+FEW_ROWS = 8
+FEWEST_TASKS = 4
+
+
+def _cpu_product_tiles(graph: Graph, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
+    """Few rows of a cascade make a short tile, which leaves the lanes of vectors to its loop axis. A product that would
+    make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first: each column is copied once for all rows."""
+    lengths = [axis_size(graph, a, sizes) or 0 for a in roles.tiled]
+    if roles.contraction_inside:
+        few = bool(lengths) and lengths[0] <= FEW_ROWS
+        return replace(CPU_TILES, query=FEW_ROWS) if few else CPU_TILES
+    if len(lengths) != 2:
+        return CPU_TILES
+    others = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.grid if a not in roles.tiled)
+    row, column = CPU_TILES.row, CPU_TILES.column
+    if lengths[0] <= FEW_ROWS:  # long rows: memory is read in order
+        row, column = FEW_ROWS, 4 * column
+    while others * -(-lengths[0] // row) * -(-lengths[1] // column) < FEWEST_TASKS and max(row, column) > 64:
+        row, column = (row, column // 2) if column >= row else (row // 2, column)
+    return replace(CPU_TILES, row=row, column=column)
 
 
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:

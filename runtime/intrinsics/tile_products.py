@@ -45,6 +45,8 @@ _structure: Any = models.StructModel
 BLOCKS = {64: ((8, 4, 1), 2), 32: ((6, 2, 1), 2), 16: ((6, 2, 1), 2)}
 """By bytes of a register: rows of the blocks of accumulators, greatest first, and vectors in a row. 32 registers hold
 8 x 2 accumulators and what they wait for; 16 hold 6 x 2 (AVX2: all but four)."""
+FEW_ROWS, ROWS_TOGETHER = 8, 8
+"""With so few rows of c an operand is not copied; so many of its rows are read side by side."""
 
 
 class Matrix(types.Type):
@@ -176,10 +178,12 @@ def _steps(b: Builder, first: Any, end: Any, step: int) -> Iterator[Any]:
 @dataclass(frozen=True)
 class _Product:
     """Writes `c (+)= a · b` for element type `t`. `pack` readies panels of b, which then lies anywhere; without it b's
-    columns are dense."""
+    columns are dense. `blocks` are rows of the blocks of accumulators, `wide` the vectors in each row."""
 
     t: Any
     pack: _Pack | None
+    blocks: tuple[int, ...]
+    wide: int
 
     @property
     def lanes(self) -> int:
@@ -190,11 +194,68 @@ class _Product:
         return ir.VectorType(self.t, self.lanes)
 
     def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
+        """For a few rows a copy of b costs as much as the product: it is then read where it lies."""
+        if (
+            self.pack is None
+            or self.pack.source != self.t
+            or not _is_known(sides[2].column, _i64(_size(self.t)))
+        ):
+            self.panels(b, sides, counts)
+            return
+        few = b.icmp_signed("<=", counts[0], _i64(FEW_ROWS))
+        with b.if_else(few) as (then, otherwise):
+            with then:
+                self.stream(b, sides, counts)
+            with otherwise:
+                self.panels(b, sides, counts)
+
+    def stream(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
+        """Whole rows of b, a group at a time, added to each row of c: memory is read in order and once."""
+        c, (m, n, k, fresh) = sides[0], counts
+        zero = constant(self.vector, 0)
+        with b.if_then(fresh), _steps(b, _i64(0), m, 1) as i:
+            self.along(
+                b, c.at(b, i, _i64(0)), n, lambda at, column, mask: write_dense(b, zero, at.address, mask)
+            )
+        done = _i64(0)
+        for group in (ROWS_TOGETHER, 1):
+            with _steps(b, done, k, group) as step, _steps(b, _i64(0), m, 1) as i:
+                self.add_rows(
+                    b, c.at(b, i, _i64(0)), sides[1].at(b, i, step), sides[2].at(b, step, _i64(0)), group, n
+                )
+            done = b._last_index
+
+    def add_rows(self, b: Builder, c: Side, a: Side, right: Side, group: int, n: Any) -> None:
+        """c[0] += Σ a[0, u] · right[u] over a group of rows of `right`."""
+        left = [self.spread(b, a.at(b, _i64(0), _i64(u))) for u in range(group)]
+
+        def add(at: Side, column: Any, mask: Any) -> None:
+            total = read_dense(b, at.address, self.t, self.lanes, mask)
+            for u, x in enumerate(left):
+                y = read_dense(b, right.at(b, _i64(u), column).address, self.t, self.lanes, mask)
+                total = _fma(b, x, y, total)
+            write_dense(b, total, at.address, mask)
+
+        self.along(b, c, n, add)
+
+    def along(self, b: Builder, row: Side, n: Any, body: Callable[[Side, Any, Any], None]) -> None:
+        """Visit a row by vectors, the last one through a mask."""
+        with _steps(b, _i64(0), n, self.lanes) as j:
+            body(row.at(b, _i64(0), j), j, None)
+        j = b._last_index
+        with b.if_then(b.icmp_signed("<", j, n)):
+            body(row.at(b, _i64(0), j), j, first_lanes(b, b.sub(n, j), self.lanes))
+
+    def spread(self, b: Builder, at: Side) -> Any:
+        """An element in all lanes."""
+        pointer = b.bitcast(at.address, self.t.as_pointer())
+        return broadcast(b, b.load(pointer, typ=self.t, align=_size(self.t)), self.lanes)
+
+    def panels(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
         c, a, right = sides[:3]
         m, n, k, fresh = counts
-        rows, wide = BLOCKS[REGISTER_BYTES]
-        count = wide * self.lanes
+        count = self.wide * self.lanes
         with _steps(b, _i64(0), b.add(n, _i64(count - 1)), count) as j:
             left = b.sub(n, j)
             width = b.select(b.icmp_signed("<", left, _i64(count)), left, _i64(count))
@@ -205,36 +266,22 @@ class _Product:
             out = c.at(b, _i64(0), j)
             with b.if_else(b.icmp_signed("==", width, _i64(count))) as (whole, rest):
                 with whole:
-                    following = right.at(b, _i64(0), b.add(j, _i64(count))) if self.pack is not None else None
-                    self.rows(b, (out, a, panel), (m, k, fresh), rows, wide, None, following)
+                    self.rows(b, (out, a, panel), (m, k, fresh), self.wide, None)
                 with rest, _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
                     mask = first_lanes(b, b.sub(width, v), self.lanes)
                     narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
-                    self.rows(b, narrow, (m, k, fresh), rows, 1, mask)
+                    self.rows(b, narrow, (m, k, fresh), 1, mask)
 
     def rows(
-        self,
-        b: Builder,
-        sides: tuple[Side, Side, Side],
-        counts: tuple[Any, Any, Any],
-        rows: tuple[int, ...],
-        wide: int,
-        mask: Any,
-        following: Side | None = None,
+        self, b: Builder, sides: tuple[Side, Side, Side], counts: tuple[Any, Any, Any], wide: int, mask: Any
     ) -> None:
         c, a, right = sides
         m, k, fresh = counts
         done = _i64(0)
-        if following is not None:
-            first = b.select(b.icmp_signed("<", m, _i64(rows[0])), _i64(0), _i64(rows[0]))
-            with _steps(b, done, first, rows[0]) as i:
-                places = self.places(b, c.at(b, i, _i64(0)), rows[0], wide)
-                self.block(b, places, a.at(b, i, _i64(0)), right, (k, fresh), wide, mask, following)
-            done = b._last_index
-        for count in rows:
+        for count in self.blocks:
             with _steps(b, done, m, count) as i:
                 places = self.places(b, c.at(b, i, _i64(0)), count, wide)
-                self.block(b, places, a.at(b, i, _i64(0)), right, (k, fresh), wide, mask, None)
+                self.block(b, places, a.at(b, i, _i64(0)), right, (k, fresh), wide, mask)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Any]:
@@ -255,7 +302,6 @@ class _Product:
         counts: tuple[Any, Any],
         wide: int,
         mask: Any,
-        following: Side | None,
     ) -> None:
         """One block of accumulators, in registers through the loop along k."""
         k, fresh = counts
@@ -272,11 +318,6 @@ class _Product:
             phi.add_incoming(x, before)
         b.cbranch(b.icmp_signed("<", step, k), body, after)
         b.position_at_end(body)
-        if following is not None and len(places) > 8:
-            for v in range(wide):
-                at = following.at(b, step, _i64(0))
-                line = _moved(b, at.address, _i64(v * self.lanes), _i64(_size(self.t)))
-                call(b, "llvm.prefetch.p0", ir.VoidType(), [line, *(ir.Constant(I32, x) for x in (0, 2, 1))])
         now = self.products(b, sums, a.at(b, _i64(0), step), right.at(b, step, _i64(0)), wide, mask)
         step.add_incoming(b.add(step, _i64(1)), b.block)
         for phi, x in zip(sums, now, strict=True):
@@ -296,8 +337,7 @@ class _Product:
         ]
         out = []
         for i in range(len(sums) // wide):
-            at = b.bitcast(_moved(b, a.address, _i64(i), a.row), self.t.as_pointer())
-            left = broadcast(b, b.load(at, typ=self.t, align=_size(self.t)), self.lanes)
+            left = self.spread(b, a.at(b, _i64(i), _i64(0)))
             out += [_fma(b, left, vectors[v], sums[i * wide + v]) for v in range(wide)]
         return out
 
@@ -333,8 +373,14 @@ class _Pack:
     def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """The way that suits where the source is dense: known when the code is made, or else asked at run time."""
         to, given = sides
-        size = _i64(_size(self.source))
-        if _is_known(given.column, size):
+        size, wide = _i64(_size(self.source)), _i64(_size(self.t))
+        if not _is_known(to.column, wide):
+            with b.if_else(b.icmp_signed("==", to.column, wide)) as (dense, sparse):
+                with dense:
+                    self.body(b, [Side(to.address, to.row, wide), given], counts)
+                with sparse:
+                    self.singly(b, to, given, counts)
+        elif _is_known(given.column, size):
             self.along(b, to, given, counts)
         elif _is_known(given.row, size):
             self.across(b, to, given, counts)
@@ -479,7 +525,7 @@ def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh:
 
     def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
         counts = [*_counts(context, builder, sig.args[3:6], args[3:6]), args[6]]
-        write = _Product(context.get_data_type(c.dtype), None).body
+        write = _Product(context.get_data_type(c.dtype), None, *BLOCKS[REGISTER_BYTES]).body
         return _call_once(context, builder, "multiply", kinds, list(args[:3]), counts, write)
 
     return types.void(c, a, b, m, n, k, types.boolean), emit
@@ -496,7 +542,8 @@ def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> Any:
         def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
             counts = [*_counts(context, builder, sig.args[4:7], args[4:7]), args[7]]
             t = context.get_data_type(c.dtype)
-            write = _Product(t, _Pack(context.get_data_type(b.dtype), t, way, False)).body
+            copy = _Pack(context.get_data_type(b.dtype), t, way, False)
+            write = _Product(t, copy, *BLOCKS[REGISTER_BYTES]).body
             name = f"multiply_packing{'' if widen is None else widen.__name__}"
             return _call_once(context, builder, name, kinds, list(args[:4]), counts, write)
 
@@ -516,7 +563,7 @@ def _packing(widen: Callable[[Builder, Any], Any] | None, exact: bool) -> Any:
     @intrinsic
     def operation(typing: Any, to: Any, given: Any, rows: Any, columns: Any) -> Any:
         way = _widened(given.dtype, to.dtype) if widen is None else widen
-        if way is None or to.column is None:
+        if way is None or (to.column is None and not exact):
             return None
 
         def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:

@@ -56,6 +56,8 @@ def _register_bytes() -> int:
 
 REGISTER_BYTES = _register_bytes()
 LANES = REGISTER_BYTES // 4
+WIDE = 4 * LANES
+"""Lanes of wide vectors: four registers of float32, so that operations that wait for each other leave room for others."""
 
 
 # ---------------------------------------------------------------- the type
@@ -158,12 +160,12 @@ def _elements(b: Builder, value: Any, source: Any, target: Any, to: Any) -> Any:
     return (b.sext if getattr(source, "signed", False) else b.zext)(value, to)
 
 
-def _lanes_of(dtype: Any) -> Any:
-    """`x` as a vector of this element type: a scalar in all lanes, a vector converted."""
+def _lanes_of(dtype: Any, count: int) -> Any:
+    """`x` as a vector of this element type: a scalar in so many lanes, a vector converted."""
 
     @intrinsic
     def lanes(typing: Any, x: Any) -> Any:
-        kind = Vector(dtype, x.lanes if is_vector(x) else LANES)
+        kind = Vector(dtype, x.lanes if is_vector(x) else count)
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             return converted(context, b, args[0], sig.args[0], kind)
@@ -173,21 +175,30 @@ def _lanes_of(dtype: Any) -> Any:
     return lanes
 
 
-lanes_f32, lanes_f64 = _lanes_of(types.float32), _lanes_of(types.float64)
-lanes_i32, lanes_i64 = _lanes_of(types.int32), _lanes_of(types.int64)
-lanes_bool = _lanes_of(types.boolean)
+_ELEMENTS = (types.float32, types.float64, types.int32, types.int64, types.boolean)
+lanes_f32, lanes_f64, lanes_i32, lanes_i64, lanes_bool = (_lanes_of(t, LANES) for t in _ELEMENTS)
+lanes_f32_wide, lanes_f64_wide, lanes_i32_wide, lanes_i64_wide, lanes_bool_wide = (
+    _lanes_of(t, WIDE) for t in _ELEMENTS
+)
 
 
-@intrinsic
-def indices(typing: Any, start: Any) -> Any:
+def _indices(count: int) -> Any:
     """start + 0, start + 1, …: an int64 vector."""
-    kind = Vector(types.int64)
 
-    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        first = converted(context, b, args[0], sig.args[0], kind)
-        return b.add(first, counting(kind.lanes))
+    @intrinsic
+    def operation(typing: Any, start: Any) -> Any:
+        kind = Vector(types.int64, count)
 
-    return kind(_unliteral(start)), emit
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            first = converted(context, b, args[0], sig.args[0], kind)
+            return b.add(first, counting(kind.lanes))
+
+        return kind(_unliteral(start)), emit
+
+    return operation
+
+
+indices, indices_wide = _indices(LANES), _indices(WIDE)
 
 
 def counting(lanes: int, width: int = 64) -> Any:
@@ -495,9 +506,9 @@ def _write(b: Builder, value: Any, pointer: Any, stride: Any, dense: bool, mask:
             )  # fmt: skip
 
 
-def _loading(masked: bool) -> Callable[[Any, Any, Any], Any]:
+def _loading(masked: bool, lanes: int = LANES) -> Callable[[Any, Any, Any], Any]:
     def typed(x: Any, index: Any, n: Any) -> Any:
-        kind = Vector(x.dtype)
+        kind = Vector(x.dtype, lanes)
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
@@ -518,9 +529,9 @@ def _loading(masked: bool) -> Callable[[Any, Any, Any], Any]:
     return typed
 
 
-def _storing(masked: bool) -> Callable[[Any, Any, Any, Any], Any]:
+def _storing(masked: bool, lanes: int = LANES) -> Callable[[Any, Any, Any, Any], Any]:
     def typed(x: Any, index: Any, v: Any, n: Any) -> Any:
-        kind = Vector(x.dtype, v.lanes if is_vector(v) else LANES)
+        kind = Vector(x.dtype, v.lanes if is_vector(v) else lanes)
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
@@ -565,3 +576,27 @@ def store(typing: Any, x: Any, index: Any, v: Any) -> Any:
 def store_some(typing: Any, x: Any, index: Any, v: Any, n: Any) -> Any:
     """Like `store` for the first n lanes; nothing else is touched."""
     return _storing(True)(x, index, v, n)
+
+
+@intrinsic
+def load_wide(typing: Any, x: Any, index: Any) -> Any:
+    """`load` of WIDE elements."""
+    return _loading(False, WIDE)(x, index, None)
+
+
+@intrinsic
+def load_some_wide(typing: Any, x: Any, index: Any, n: Any) -> Any:
+    """`load_some` of WIDE elements."""
+    return _loading(True, WIDE)(x, index, n)
+
+
+@intrinsic
+def store_wide(typing: Any, x: Any, index: Any, v: Any) -> Any:
+    """`store` in which a scalar is written WIDE times."""
+    return _storing(False, WIDE)(x, index, v, None)
+
+
+@intrinsic
+def store_some_wide(typing: Any, x: Any, index: Any, v: Any, n: Any) -> Any:
+    """`store_some` in which a scalar is written WIDE times."""
+    return _storing(True, WIDE)(x, index, v, n)

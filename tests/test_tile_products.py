@@ -1,0 +1,150 @@
+"""Products of tiles and the copies around them, against NumPy: every way an operand can lie, and every ragged edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import njit
+
+from tileloom.runtime.intrinsics.tile_products import (
+    matrix,
+    multiply,
+    multiply_packing,
+    multiply_packing_bf16,
+    pack,
+    pack_f16,
+    unpack,
+)
+
+SIZES = [(1, 1, 1), (3, 16, 0), (8, 32, 5), (17, 70, 33), (13, 7, 64), (30, 33, 9)]
+ROW = 96
+WIDE_ROW = 4 * ROW
+
+
+@njit
+def onto(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply(
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, ROW), m, n, k, fresh
+    )
+
+
+@njit
+def packing(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply_packing(
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 1, 0, 0),
+        matrix(panel, (0, 0), 0, 1, 32), m, n, k, fresh,
+    )  # fmt: skip
+
+
+@njit
+def packing_wide(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply_packing(
+        matrix(c, (1, 0), 0, 1, WIDE_ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
+        matrix(panel, (0, 0), 0, 1, 32), m, n, k, fresh,
+    )  # fmt: skip
+
+
+@njit
+def packing_bf16(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any) -> None:
+    multiply_packing_bf16(
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
+        matrix(panel, (0, 0), 0, 1, 32), m, n, k, True,
+    )  # fmt: skip
+
+
+def laid_out(x: np.ndarray) -> list[np.ndarray]:
+    """The same matrix dense, transposed, and with gaps in both directions."""
+    gaps = np.full((2 * x.shape[0], 2 * x.shape[1]), 7, x.dtype)[::2, ::2]
+    gaps[:] = x
+    return [x, np.asfortranarray(x), gaps]
+
+
+def drawn(dtype: Any, *shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(-4, 5, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_product_sets_or_adds_and_touches_nothing_else(dtype: Any) -> None:
+    """Small integers: every order of summing gives the exact result."""
+    for m, n, k in SIZES:
+        a, b = drawn(dtype, m, k), np.zeros((k, ROW), dtype)
+        b[:, :n] = drawn(dtype, k, n)
+        c = np.full((m + 2, ROW), 7, dtype)
+        want = a @ b[:, :n]
+        for fresh, expected in ((True, want), (False, 2 * want)):
+            onto(c, a, b, m, n, k, fresh)
+            np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
+            assert (c[1 : m + 1, n:] == 7).all()
+            assert (c[[0, m + 1]] == 7).all()
+
+
+def test_packed_operand_may_lie_anywhere() -> None:
+    panel = np.empty((64, 32), np.float32)
+    for m, n, k in SIZES:
+        a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
+        for x in laid_out(a):
+            for y in laid_out(b):
+                c = np.full((m + 2, ROW), 7, np.float32)
+                packing(c, x.T, y.T, panel, m, n, k, True)
+                np.testing.assert_array_equal(c[1 : m + 1, :n], a @ b)
+                assert (c[1 : m + 1, n:] == 7).all()
+                assert (c[[0, m + 1]] == 7).all()
+
+
+def test_a_few_rows_take_the_operand_where_it_lies() -> None:
+    """Eight rows do, nine do not; columns fill whole groups of vectors and leave some over."""
+    panel = np.empty((64, 32), np.float32)
+    for m, n, k in ((1, 300, 64), (8, 150, 20), (9, 150, 20)):
+        a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
+        c = np.full((m + 2, WIDE_ROW), 7, np.float32)
+        for fresh, expected in ((True, a @ b), (False, 2 * (a @ b))):
+            packing_wide(c, a, b, panel, m, n, k, fresh)
+            np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
+        assert (c[1 : m + 1, n:] == 7).all()
+        assert (c[[0, m + 1]] == 7).all()
+
+
+def test_packed_operand_is_widened() -> None:
+    a, b = drawn(np.float32, 9, 40), drawn(np.float32, 40, 45)
+    c, panel = np.zeros((11, ROW), np.float32), np.empty((64, 32), np.float32)
+    packing_bf16(c, a, b.astype(ml_dtypes.bfloat16).view(np.uint16), panel, 9, 45, 40)
+    np.testing.assert_array_equal(c[1:10, :45], a @ b)
+
+
+@njit
+def copied(to: Any, given: Any, rows: Any, columns: Any) -> None:
+    pack(matrix(to, (1, 0), 0, 1, 0), matrix(given, (0, 0), 0, 1, 0), rows, columns)
+
+
+@njit
+def copied_out(to: Any, given: Any, rows: Any, columns: Any) -> None:
+    unpack(matrix(to, (1, 0), 0, 1, 0), matrix(given, (0, 0), 0, 1, 0), rows, columns)
+
+
+@njit
+def copied_f16(to: Any, given: Any, rows: Any, columns: Any) -> None:
+    pack_f16(matrix(to, (1, 0), 0, 1, 0), matrix(given, (0, 0), 0, 1, 0), rows, columns)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (33, 21), (5, 48), (40, 40)])
+def test_copies_turn_and_widen(rows: int, columns: int) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    for given in laid_out(x):
+        to = np.full((rows + 2, ROW), 7, np.float32)
+        copied(to, given, rows, columns)
+        np.testing.assert_array_equal(to[1 : rows + 1, :columns], x)
+        assert (to[[0, rows + 1]] == 7).all()
+        for out in (
+            np.full((rows + 2, ROW), 7, np.float32),
+            np.full((rows + 2, 2 * ROW), 7, np.float32)[:, ::2],
+        ):
+            copied_out(out, given, rows, columns)
+            np.testing.assert_array_equal(out[1 : rows + 1, :columns], x)
+            assert (out[1 : rows + 1, columns:] == 7).all()
+            assert (out[[0, rows + 1]] == 7).all()
+        half = given.astype(np.float16)
+        copied_f16(to, half.view(np.uint16), rows, columns)
+        np.testing.assert_array_equal(to[1 : rows + 1, :columns], half.astype(np.float32))
