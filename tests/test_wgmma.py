@@ -70,6 +70,14 @@ def test_products_in_all_transpositions(a: str, b: str) -> None:
     assert np.array_equal(got, (left @ right).astype(ml_dtypes.bfloat16))
 
 
+def test_an_odd_number_of_chunks_leaves_task_after_task() -> None:
+    """Three chunks of columns take turns at two buffers."""
+    inputs = {"a": drawn(1, 64, 64), "b": drawn(1, 400, 64)}
+    want = inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    got = emulated(product(rows=64, columns=192), inputs, blocks=1)["o"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
 GATED = """module g { tile g(x: f16[M, K], u: f16[N, K], w: f16[N, K], bias: f32[N], o: out f16[M, N], r: out f32[M, N]) {
     extents M, K, N
     tier wgmma

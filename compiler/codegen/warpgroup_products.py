@@ -157,7 +157,9 @@ class Products(Role):
         """Start target += left · right (`fresh`: target = left · right) as one group. `left`: a box, or packed registers."""
         (over,) = d.over
         layout = target.layout
-        row = next(x for x in layout.axes if layout.spread(x).between)
+        row = next((x for x in layout.axes if layout.spread(x).between), None)
+        if row is None or len(layout.axes) != 2:
+            raise Unfit("a product whose rows are not those of the others")
         column = next(x for x in layout.axes if x != row)
         columns = self.tiles[column]
         if columns % 8 or not 8 <= columns <= MOST_COLUMNS:

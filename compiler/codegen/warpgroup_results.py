@@ -87,7 +87,9 @@ class Results(Loops):
             value = value.arg  # packing rounds
         for chunk in range(chunks):
             self.text.line("if leader:")
-            self.text.line(f"    boxes_read_{int(chunks > 1)}()")
+            self.text.line(
+                f"    boxes_read_{min(chunk, 1)}()"
+            )  # two buffers, the first free for the first chunk
             self.text.line(f"meet({FIRST_BARRIER} + warpgroup, {THREADS})")
             buffer = f"output + {(chunk & 1) * ROWS * ROW_BYTES}"
             self._fill_chunk(value, layout, row, column, chunk, buffer, param.dtype)
