@@ -93,11 +93,8 @@ class Value:
         """self where the condition holds, else `other`."""
         return self.new(self.builder.select(condition, self.llvm, self.of(other)))
 
-    def at_least(self, low: float) -> Value:
-        """The larger of self and a constant; NaN stays NaN."""
-        return self.new(self.of(low)).where(self < low, self)
-
     def at_most(self, high: float) -> Value:
+        """The smaller of self and a constant; NaN stays NaN."""
         return self.new(self.of(high)).where(self > high, self)
 
     # -- bits
@@ -143,10 +140,17 @@ def polynomial(x: Value, *coefficients: float) -> Value:
 
 def exp(x: Value) -> Value:
     """e^x, within 0.9 units in the last place."""
-    x = x.at_least(-104.0).at_most(89.0)
-    shifted, r = _reduced(x)
+    gone, x = _beyond(x, -104.0)
+    shifted, r = _reduced(x.at_most(89.0))
     p = polynomial(r, 0.0013820734, 0.008368677, 0.041668266, 0.16666521, 0.49999994, 1.0, 1.0)
-    return p.times_power(shifted)
+    return x.new(x.of(0.0)).where(gone, p.times_power(shifted))
+
+
+def _beyond(x: Value, low: float) -> tuple[Any, Value]:
+    """Where x is so small that its power is 0, and x with 0 there: a result below the normal range takes some processors
+    fifteen times as long, and what a mask excludes is -inf."""
+    gone = x < low
+    return gone, x.new(x.of(0.0)).where(gone, x)
 
 
 def _reduced(x: Value) -> tuple[Value, Value]:
@@ -158,7 +162,8 @@ def _reduced(x: Value) -> tuple[Value, Value]:
 
 def exp2(x: Value) -> Value:
     """2^x, within 0.8 units in the last place."""
-    return _exp2_within(x.at_least(-151.0).at_most(129.0))
+    gone, x = _beyond(x, -151.0)
+    return x.new(x.of(0.0)).where(gone, _exp2_within(x.at_most(129.0)))
 
 
 def _exp2_within(x: Value) -> Value:
