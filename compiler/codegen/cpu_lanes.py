@@ -43,23 +43,22 @@ def oriented(program: TileProgram) -> TileProgram:
 def remark(module: TileModule, remarks: Remarks) -> None:
     """Tell which axis the vectors of each program with chained products run along, and why."""
     for p in module.programs:
-        if not any(_chain(s) for s in statements(p.body) if isinstance(s, For)):
+        loop = next((s for s in statements(p.body) if isinstance(s, For) and _chain(s)), None)
+        if loop is None:
             continue
         axis = lane_axis(p)
         short = [
             a.name for s in p.body if isinstance(s, Grid) for a in s.axes if a.tile and a.tile < FEWEST_ROWS
         ]
         if axis is not None:
-            text = f"{p.name}: {axis} lies along the lanes of vectors through the chain of products"
-            remarks.add("applied", "codegen", "lanes", text)
+            text = f"{axis} lies along the lanes of vectors through the chain of products"
         elif short:
             why = f"tiles of {', '.join(short)} have fewer than {FEWEST_ROWS} rows"
-            remarks.add(
-                "applied",
-                "codegen",
-                "lanes",
-                f"{p.name}: the loop's axis lies along the lanes of vectors: {why}",
-            )
+            text = f"the loop's axis lies along the lanes of vectors: {why}"
+        else:
+            text = "no axis goes through the whole chain of products; vectors run along the last axis of each value"
+        place = next((s.span for s in loop.body if isinstance(s, Let) and s.span is not None), loop.span)
+        remarks.add("applied", "codegen", "lanes", f"{p.name}: {text}", place)
 
 
 def lane_axis(program: TileProgram) -> str | None:
