@@ -210,7 +210,7 @@ def exact(x: dict[str, Array], scale: float, biased: bool, seen: Any) -> tuple[A
 
 CASCADES = {
     "full": (PRODUCT, "", lambda m, n, M, N: m >= 0, "m by 64, n by 32", (72, 69, 32, 24)),
-    "causal": (PRODUCT, "| n <= m + N - M", lambda m, n, M, N: n <= m + N - M, "m by 128, n by 32", (130, 99, 16, 40)),
+    "causal": (PRODUCT, "| n <= m + N - M", lambda m, n, M, N: n <= m + N - M, "m by 128, n by 16", (72, 67, 16, 24)),
     "window": (
         BIASED, "| n <= m and m - n < 40", lambda m, n, M, N: (n <= m) & (m - n < 40), "m by 64, n by 16", (70, 67, 16, 16)
     ),
