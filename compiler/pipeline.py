@@ -18,10 +18,10 @@ from .codegen.resources import resources
 from .codegen.variants_told import told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
-from .occupancy import Resources
+from .occupancy import Resources, spilled
 from .options import Options
 from .passes.canonicalize import canonicalize
-from .passes.fuse import Fused, Ledger, fuse
+from .passes.fuse import OVERESTIMATE, Fused, Ledger, fuse
 from .passes.preserve import copies, preserve
 from .passes.split import split
 from .region import AxisPlan, Region
@@ -118,6 +118,7 @@ def compile_kernel(
     for reason in refused:
         remarks.add("missed", "schedule", "matrix-units", reason)
     if isinstance(target, CudaTarget):
+        refuse_spills(asked, fused, target)
         fused = over_blocks(fused, target, sizes, machine or rates(target), remarks)
     if not target.is_cuda:
         cpu_lanes.remark(fused.module, remarks)
@@ -141,6 +142,26 @@ def compile_kernel(
         cost=fused.cost, prediction=fused.prediction, remarks=tuple(remarks.items), sizes=dict(sizes), statics=statics,
         rates=machine or rates(target), snapshots=snapshots,
     )  # fmt: skip
+
+
+def refuse_spills(asked: Schedule, fused: Fused, target: CudaTarget) -> None:
+    """Tiles that a schedule states must fit the registers of a thread. Raises `TileError` naming the largest of them."""
+    if not asked.tiles or not fused.spilled:
+        return
+    name, taken = next(
+        (p.name, r)
+        for p, r in zip(fused.module.programs, fused.resources, strict=True)
+        if r is not None and spilled(r, target) > OVERESTIMATE
+    )
+    axis, size = max(asked.tiles, key=lambda t: t[1])
+    raise refuse(
+        "E0912",
+        f"`{name}` needs about {taken.registers} registers a thread with the tiles of `{asked.name}`; "
+        f"{target.name} has {min(target.registers_per_thread, target.registers_per_sm // taken.threads)}",
+        asked.spans.get(f"tile {axis}"),
+        note="what does not fit would be kept in memory and read again at each use",
+        help=f"choose a smaller tile: tile {axis} by {max(1, size // 2)}",
+    )
 
 
 def over_blocks(

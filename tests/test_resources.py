@@ -107,3 +107,22 @@ def test_a_ledger_of_a_gpu_states_what_blocks_take() -> None:
         r.shared_bytes > 0 and r.warps % (r.threads // 32) == 0 and 0 < r.share <= 1 for r in facts.room
     )
     assert not tl.compile(tl.parse(GATED)["gated"], target="cpu").explain(**SIZES).facts.fusion.room
+
+
+def test_a_schedule_whose_tiles_spill_is_refused_and_names_them() -> None:
+    """With `fuse all` there is no other grouping to go to."""
+    lines = "fuse all\n tile m by 256, n by 128, k by 16"
+    text = GATED + f"schedule wide for gated on cuda:sm_80 {{\n {lines}\n}}\n"
+    program = tl.parse(text)
+    made = tl.compile(program["gated"], schedule=program.schedules["wide"])
+    with pytest.raises(tl.TileError) as refused:
+        made.compilation(**SIZES)
+    (found,) = refused.value.diagnostics
+    assert found.code == "E0912"
+    assert "registers a thread" in found.message
+    assert found.span is not None
+    assert found.span.line == text[: text.index("tile m by")].count("\n") + 1
+    assert found.help == "choose a smaller tile: tile m by 128"
+    smaller = text.replace("m by 256", "m by 128")
+    fits = tl.compile(tl.parse(smaller)["gated"], schedule=tl.parse(smaller).schedules["wide"])
+    assert all(r.spilled == 0 for r in fits.explain(**SIZES).facts.fusion.room)
