@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from . import tile_ir as tile
+from .codegen.placement import distinct
+from .codegen.repeats import repeats
 from .occupancy import ALL_HIDDEN, Hidden
 from .target import CudaTarget, Target
 from .tile_ir import Expr
@@ -223,7 +225,8 @@ def module_cost(module: tile.TileModule, extents: Mapping[str, int]) -> Cost:
 
 class _Estimate:
     def __init__(self, program: tile.TileProgram, extents: Mapping[str, int]) -> None:
-        self.program = program
+        self.program = program = distinct(program)
+        self.repeats = repeats(program)
         self.env: dict[str, float] = {**extents, **dict(program.statics)}
         self.size: dict[str, float] = {}  # lanes of each tile axis
         self.axes: dict[str, frozenset[str]] = {}  # axes of each named value
@@ -271,7 +274,10 @@ class _Estimate:
                     for c in s.carries:
                         self.axes[c.name] = frozenset(c.type.axes)
                     steps = self.enter(s.axis)
-                    self.body(s.body, times * steps)
+                    again = (
+                        self.repeats.get(id(s)) if steps <= 1 else None
+                    )  # what one tile holds is not computed again
+                    self.body(again.body if again else s.body, times * steps)
                     for y in s.yields:
                         self.work(y, times * steps)
 

@@ -126,3 +126,15 @@ def test_a_schedule_whose_tiles_spill_is_refused_and_names_them() -> None:
     smaller = text.replace("m by 256", "m by 128")
     fits = tl.compile(tl.parse(smaller)["gated"], schedule=tl.parse(smaller).schedules["wide"])
     assert all(r.spilled == 0 for r in fits.explain(**SIZES).facts.fusion.room)
+
+
+def test_a_row_that_one_tile_holds_is_counted_once() -> None:
+    """A softmax's second pass takes the exponentials of the first; of a row in several tiles they are computed twice."""
+    text = "kernel rows(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = softmax[n](x[m, n]) }"
+    counts = {}
+    for tile, columns in ((1024, 1000), (256, 1000)):
+        lines = f"schedule s for rows on cpu {{\n tile n by {tile}\n}}\n"
+        made = tl.compile(tl.parse(text)["rows"], schedule=lines).compilation(M=64, N=columns)
+        counts[tile] = made.cost.special_ops / (64 * columns)
+    assert 1.0 <= counts[1024] < 1.1
+    assert 2.0 <= counts[256] < 2.2

@@ -1,9 +1,8 @@
 """The compilations of one kernel: made where there is none for a call, kept in memory and in the cache folder.
 
-A variant is made for the element types of a call and for the values of the extents that are compiled in; it serves all
-other sizes, though its decisions are predicted for the first. So that they do not depend on what other processes called
-first, the folder has a variant for each class of sizes. It holds what is needed to run one, as text; what explains it is
-made again when somebody asks.
+A variant is made for the element types of a call, for the values of the extents that are compiled in and for the classes of
+all other sizes; its decisions are predicted for the first sizes of these classes. Classes whose decisions come to the same
+code share it. The folder holds what is needed to run a variant, as text; what explains it is made again when somebody asks.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
 
-SIZE_CLASSES = (0, 1, 64, 512, 8192)
+SIZE_CLASSES = (0, 1, 8, 64, 512, 8192)
 """The largest size of each class; one more holds what is beyond."""
 LONGEST_NAME = 200
 
@@ -92,7 +91,11 @@ class Variants:
     options: Options
     schedule: Schedule | None
     _graphs: dict[tuple[DType, ...], Graph] = field(default_factory=dict, repr=False)
-    _made: dict[tuple[DType, ...], list[Variant]] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[tuple[DType, ...], tuple[int, ...]], list[Variant]] = field(
+        default_factory=dict, repr=False
+    )
+    """By element types and classes of sizes."""
+    _last: Variant | None = field(default=None, repr=False)
 
     def graph(self, dtypes: Mapping[str, DType]) -> Graph:
         """The kernel's tensor IR as written, for these dtype parameters."""
@@ -102,17 +105,24 @@ class Variants:
         return self._graphs[key]
 
     def latest(self) -> Variant | None:
-        made = [v for several in self._made.values() for v in several]
-        return made[-1] if made else None
+        return self._last
 
     def find(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         """The variant for these element types and sizes: from memory, from the cache folder, or compiled."""
-        several = self._made.setdefault(tuple(dtypes.values()), [])
+        kinds, classes = tuple(dtypes.values()), tuple(size_classes(extents).values())
+        several = self._made.setdefault((kinds, classes), [])
         found = next((v for v in several if v.fits(extents)), None)
         if found is None:
-            found = self._stored_or_made(dtypes, extents)
+            made = self._stored_or_made(dtypes, extents)
+            self._last = found = self._with_code_of(made, kinds)
             several.append(found)
         return found
+
+    def _with_code_of(self, made: Variant, kinds: tuple[DType, ...]) -> Variant:
+        """A variant of other classes that has the same code, which then is not compiled again; else the new one."""
+        others = (v for (k, _), several in self._made.items() if k == kinds for v in several)
+        same = (made.record.source, made.record.statics)
+        return next((v for v in others if (v.record.source, v.record.statics) == same), made)
 
     def compile(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Compilation:
         from .compiler.pipeline import compile_kernel  # with sympy, which a stored variant does not wait for
