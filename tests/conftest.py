@@ -13,7 +13,8 @@ import pytest
 from hypothesis import settings
 
 # What tests compile is kept between runs, beside what pytest itself keeps, and not in the user's own folder.
-os.environ["TILELOOM_CACHE_DIR"] = str(Path(__file__).parent.parent / ".pytest_cache" / "tileloom")
+KEPT = Path(__file__).parent.parent / ".pytest_cache" / "tileloom"
+os.environ["TILELOOM_CACHE_DIR"] = str(KEPT)
 # NumPy's products in the oracles are small; threads of theirs would only spin beside those of the other workers.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -24,6 +25,20 @@ settings.load_profile("tileloom")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="all cases and rounds of tests that otherwise take a few"
+    )
+
+
+@pytest.fixture(autouse=True)
+def own_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's tiles are decided by the first sizes of a class that are seen: in a test by its own, not by those of a
+    test that happened to run before it. Machine code of the same source is shared all the same."""
+    from tileloom import variants
+
+    read = variants.read
+    monkeypatch.setattr(
+        variants,
+        "read",
+        lambda folder, group, extents: None if folder.folder == KEPT else read(folder, group, extents),
     )
 
 

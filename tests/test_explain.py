@@ -127,7 +127,7 @@ def test_predicted_memory_is_what_the_runtime_counts() -> None:
     memory = kernel.explain(**SIZES).facts.memory
     for compiled, found in ((kernel, memory.growth[0].bytes), (kernel.naive, memory.growth[0].naive_bytes)):
         made = compiled.compilation(**SIZES)
-        assert found >= workspace_bytes(made.module, made.sizes, memory.threads) > 0.9 * found
+        assert found >= workspace_bytes(made.module, SIZES, memory.threads) > 0.9 * found
 
 
 def test_missed_passes_say_why() -> None:
