@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba import njit
 
+from tileloom.runtime.intrinsics.matrices import matrix
 from tileloom.runtime.intrinsics.tile_products import (
-    matrix,
     multiply,
     multiply_packing,
     multiply_packing_bf16,

@@ -18,12 +18,13 @@ from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_lanes import oriented
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, PRODUCTS, STORAGE, TASKS, VECTORS, Buffer, Signature
+from .numba_text import EXPORTS, MATRICES, PRODUCTS, STORAGE, TASKS, VECTORS, Buffer, Signature
 from .placement import distinct
 
 THREADS = "tileloom.runtime.threads"
 MODULES = {
     "tileloom.runtime.intrinsics.cpu": EXPORTS,
+    "tileloom.runtime.intrinsics.matrices": MATRICES,
     "tileloom.runtime.intrinsics.storage": STORAGE,
     "tileloom.runtime.intrinsics.tasks": TASKS,
     "tileloom.runtime.intrinsics.tile_products": PRODUCTS,

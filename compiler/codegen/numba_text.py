@@ -63,10 +63,12 @@ EXPORTS = frozenset(
 )
 """Names a generated file may import from the intrinsics."""
 PRODUCTS = frozenset(
-    {"matrix", "multiply", "multiply_packing", "multiply_packing_f16", "multiply_packing_bf16"}
+    {"multiply", "multiply_packing", "multiply_packing_f16", "multiply_packing_bf16"}
     | {"pack", "pack_f16", "pack_bf16", "unpack"}
 )
 """Names it may import from the module of products."""
+MATRICES = frozenset({"matrix"})
+"""Names it may import from the module of matrices."""
 STORAGE = frozenset({"workspace", "part"})
 """Names it may import from the module of storage."""
 TASKS = frozenset({"take_first", "take_next"})
@@ -78,6 +80,7 @@ RESERVED = (
     | VECTORS
     | TASKS
     | PRODUCTS
+    | MATRICES
     | STORAGE
     | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
 )
