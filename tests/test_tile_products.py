@@ -35,7 +35,7 @@ def onto(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
 def packing(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
     multiply_packing(
         matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 1, 0, 0),
-        matrix(panel, (0, 0), 0, 1, 32), m, n, k, fresh,
+        matrix(panel, (0, 0), 0, 1, 64), m, n, k, fresh,
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def packing(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: A
 def packing_wide(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
     multiply_packing(
         matrix(c, (1, 0), 0, 1, WIDE_ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
-        matrix(panel, (0, 0), 0, 1, 32), m, n, k, fresh,
+        matrix(panel, (0, 0), 0, 1, 64), m, n, k, fresh,
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def packing_wide(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fre
 def packing_bf16(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any) -> None:
     multiply_packing_bf16(
         matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
-        matrix(panel, (0, 0), 0, 1, 32), m, n, k, True,
+        matrix(panel, (0, 0), 0, 1, 64), m, n, k, True,
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_product_sets_or_adds_and_touches_nothing_else(dtype: Any) -> None:
 
 
 def test_packed_operand_may_lie_anywhere() -> None:
-    panel = np.empty((64, 32), np.float32)
+    panel = np.empty((64, 64), np.float32)
     for m, n, k in SIZES:
         a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
         for x in laid_out(a):
@@ -96,7 +96,7 @@ def test_packed_operand_may_lie_anywhere() -> None:
 
 def test_a_few_rows_take_the_operand_where_it_lies() -> None:
     """Eight rows do, nine do not; columns fill whole groups of vectors and leave some over."""
-    panel = np.empty((64, 32), np.float32)
+    panel = np.empty((64, 64), np.float32)
     for m, n, k in ((1, 300, 64), (8, 150, 20), (9, 150, 20)):
         a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
         c = np.full((m + 2, WIDE_ROW), 7, np.float32)
@@ -109,7 +109,7 @@ def test_a_few_rows_take_the_operand_where_it_lies() -> None:
 
 def test_packed_operand_is_widened() -> None:
     a, b = drawn(np.float32, 9, 40), drawn(np.float32, 40, 45)
-    c, panel = np.zeros((11, ROW), np.float32), np.empty((64, 32), np.float32)
+    c, panel = np.zeros((11, ROW), np.float32), np.empty((64, 64), np.float32)
     packing_bf16(c, a, b.astype(ml_dtypes.bfloat16).view(np.uint16), panel, 9, 45, 40)
     np.testing.assert_array_equal(c[1:10, :45], a @ b)
 

@@ -45,7 +45,7 @@ from .numba_text import (
 )
 from .placement import Steps, depends_on_data, rebuild, run, transform
 
-PANEL_COLUMNS = 32
+PANEL_COLUMNS = 64
 """Columns of the panels that products copy: what the accumulators of one row hold, on the machine with the widest."""
 WHOLE_LANES = 16
 """A multiple of the number of elements that one vector holds anywhere."""

@@ -24,6 +24,7 @@ from .matrices import i64 as _i64
 from .matrices import moved as _moved
 from .matrices import steps as _steps
 from .vectors import (
+    I8,
     I32,
     I64,
     REGISTER_BYTES,
@@ -38,9 +39,26 @@ from .vectors import (
 )
 
 Builder = Any
-BLOCKS = {64: ((8, 4, 1), 2), 32: ((6, 2, 1), 2), 16: ((6, 2, 1), 2)}
-"""By bytes of a register: rows of the blocks of accumulators, greatest first, and vectors in a row. 32 registers hold
-8 x 2 accumulators and what they wait for; 16 hold 6 x 2 (AVX2: all but four)."""
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """Blocks of accumulators: `rows` of the blocks of `wide` vectors in a row, and of those of one vector (`narrow`), which
+    take the columns left over, greatest first. Loops along k take `unroll` steps at a time."""
+
+    rows: tuple[int, ...]
+    wide: int
+    narrow: tuple[int, ...]
+    unroll: int = 4
+
+
+BLOCKS = {
+    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1)),
+    32: Blocking((6, 2, 1), 2, (6, 1)),
+    16: Blocking((6, 2, 1), 2, (6, 1)),
+}
+"""By bytes of a register. A block of r x w accumulators costs r·w + r + w instructions a step; of those that fit into 32
+registers with what they wait for 6 x 4 costs fewest a product, of those that fit into 16, 6 x 2."""
 FEW_ROWS, ROWS_TOGETHER = 8, 8
 """With so few rows of c an operand is not copied; so many of its rows are read side by side."""
 
@@ -51,12 +69,11 @@ FEW_ROWS, ROWS_TOGETHER = 8, 8
 @dataclass(frozen=True)
 class _Product:
     """Writes `c (+)= a · b` for element type `t`. `pack` readies panels of b, which then lies anywhere; without it b's
-    columns are dense. `blocks` are rows of the blocks of accumulators, `wide` the vectors in each row."""
+    columns are dense."""
 
     t: Any
     pack: _Pack | None
-    blocks: tuple[int, ...]
-    wide: int
+    blocks: Blocking
 
     @property
     def lanes(self) -> int:
@@ -126,35 +143,80 @@ class _Product:
 
     def panels(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
-        c, a, right = sides[:3]
+        c, a = sides[:2]
         m, n, k, fresh = counts
-        count = self.wide * self.lanes
-        with _steps(b, _i64(0), b.add(n, _i64(count - 1)), count) as j:
-            left = b.sub(n, j)
-            width = b.select(b.icmp_signed("<", left, _i64(count)), left, _i64(count))
-            panel = right.at(b, _i64(0), j)
-            if self.pack is not None:
-                self.pack.body(b, [sides[3], panel], [k, width])
-                panel = sides[3]
-            out = c.at(b, _i64(0), j)
-            with b.if_else(b.icmp_signed("==", width, _i64(count))) as (whole, rest):
-                with whole:
-                    self.rows(b, (out, a, panel), (m, k, fresh), self.wide, None)
-                with rest, _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
-                    mask = first_lanes(b, b.sub(width, v), self.lanes)
-                    narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
-                    self.rows(b, narrow, (m, k, fresh), 1, mask)
+        count = self.blocks.wide * self.lanes
+        with _steps(b, _i64(0), n, count) as j:
+            panel = self.panel(b, sides, j, k, _i64(count))
+            ahead = self.ahead(b, sides, j, counts)
+            self.rows(b, (c.at(b, _i64(0), j), a, panel), (m, k, fresh), None, ahead)
+        j = b._last_index
+        with b.if_then(b.icmp_signed("<", j, n)):
+            width = b.sub(n, j)
+            panel, out = self.panel(b, sides, j, k, width), c.at(b, _i64(0), j)
+            with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
+                mask = first_lanes(b, b.sub(width, v), self.lanes)
+                narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
+                self.rows(b, narrow, (m, k, fresh), mask, None)
+
+    def panel(self, b: Builder, sides: list[Side], j: Any, k: Any, width: Any) -> Side:
+        """Columns j and on of b, with dense rows."""
+        panel = sides[2].at(b, _i64(0), j)
+        if self.pack is None:
+            return panel
+        self.pack.body(b, [sides[3], panel], [k, width])
+        return sides[3]
+
+    def ahead(self, b: Builder, sides: list[Side], j: Any, counts: list[Any]) -> Callable[[Any], Runs] | None:
+        """By rows of c, what the next panel is copied from, a share for each block of rows: the columns beside, or after the
+        last ones the first of the next rows. None where a panel's source has no dense runs that are known."""
+        if self.pack is None:
+            return None
+        right, (m, n, k, _) = sides[2], counts
+        count = _i64(self.blocks.wide * self.lanes)
+        beside = b.add(j, count)
+        last = b.icmp_signed(">", b.add(beside, count), n)
+        place = right.at(b, b.select(last, k, _i64(0)), b.select(last, _i64(0), beside))
+        size, height = _i64(_size(self.pack.source)), _i64(self.blocks.rows[0])
+        along = _is_known(right.column, size)
+        if not along and not _is_known(right.row, size):
+            return None
+        lines, distance = (k, place.row) if along else (count, place.column)
+        blocks = b.add(b.udiv(m, height), _i64(1))
+        share = b.udiv(b.add(lines, b.sub(blocks, _i64(1))), blocks)
+
+        def wanted(i: Any) -> Runs:
+            first = b.mul(b.udiv(i, height), share)
+            return Runs(_moved(b, place.address, first, distance), distance if along else _i64(self.run))
+
+        return wanted
+
+    @property
+    def run(self) -> int:
+        """Bytes of a row of a block."""
+        return self.blocks.wide * self.lanes * _size(self.t)
 
     def rows(
-        self, b: Builder, sides: tuple[Side, Side, Side], counts: tuple[Any, Any, Any], wide: int, mask: Any
+        self,
+        b: Builder,
+        sides: tuple[Side, Side, Side],
+        counts: tuple[Any, Any, Any],
+        mask: Any,
+        ahead: Callable[[Any], Runs] | None,
     ) -> None:
+        """Blocks of rows: of whole panels, or with a mask of one vector of columns."""
         c, a, right = sides
         m, k, fresh = counts
+        heights, wide = (self.blocks.rows, self.blocks.wide) if mask is None else (self.blocks.narrow, 1)
         done = _i64(0)
-        for count in self.blocks:
-            with _steps(b, done, m, count) as i:
-                places = self.places(b, c.at(b, i, _i64(0)), count, wide)
-                self.block(b, places, a.at(b, i, _i64(0)), right, (k, fresh), wide, mask)
+        for height in heights:
+            with _steps(b, done, m, height) as i:
+                wanted = None
+                if self.pack is not None and mask is None and height == heights[0]:
+                    beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
+                    wanted = (beneath, ahead(i) if ahead is not None else beneath)
+                places = self.places(b, c.at(b, i, _i64(0)), height, wide)
+                self.block(b, places, (a.at(b, i, _i64(0)), right), (k, fresh), wide, mask, wanted)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Any]:
@@ -170,35 +232,98 @@ class _Product:
         self,
         b: Builder,
         places: list[Any],
-        a: Side,
-        right: Side,
+        operands: tuple[Side, Side],
         counts: tuple[Any, Any],
         wide: int,
         mask: Any,
+        wanted: tuple[Runs, Runs] | None,
     ) -> None:
-        """One block of accumulators, in registers through the loop along k."""
+        """One block of accumulators, in registers through loops along k; the greatest asks for memory on the way."""
         k, fresh = counts
         zero = constant(self.vector, 0)
-        start = [b.select(fresh, zero, read_dense(b, p, self.t, self.lanes, mask)) for p in places]
+        sums = [b.select(fresh, zero, read_dense(b, p, self.t, self.lanes, mask)) for p in places]
+        at: tuple[Any, list[Any]] = (_i64(0), sums)
+        if wanted is not None:
+            at = self.asking(b, at, operands, k, wanted)
+        elif wide > 1:
+            at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
+        _, sums = self.along_k(b, at, operands, k, wide, mask, 1)
+        for x, p in zip(sums, places, strict=True):
+            write_dense(b, x, p, mask)
+
+    def asking(
+        self,
+        b: Builder,
+        start: tuple[Any, list[Any]],
+        operands: tuple[Side, Side],
+        k: Any,
+        wanted: tuple[Runs, Runs],
+    ) -> tuple[Any, list[Any]]:
+        """The loop along k by whole lines of a; in each step it asks for one run, of the first kind as many as the block has
+        rows, then of the second. All at once they would hold up the reads of b for as long as one takes."""
+        rows = len(start[1]) // self.blocks.wide
+        first, then = wanted
+        head, body, after = (b.append_basic_block(n) for n in ("lines.head", "lines.body", "lines.after"))
+        before = b.block
+        b.branch(head)
+        b.position_at_end(head)
+        phis = [b.phi(x.type) for x in (start[0], *start[1], first.address, first.distance, _i64(0))]
+        step, *sums, address, distance, count = phis
+        for phi, x in zip(phis, (start[0], *start[1], first.address, first.distance, _i64(0)), strict=True):
+            phi.add_incoming(x, before)
+        end = b.add(step, _i64(LINE // _size(self.t)))
+        b.cbranch(b.icmp_signed("<=", end, k), body, after)
+        b.position_at_end(body)
+        for at in range(0, self.run, LINE):
+            prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
+        step_after, sums_after = self.along_k(
+            b, (step, sums), operands, end, self.blocks.wide, None, self.blocks.unroll
+        )
+        counted = b.add(count, _i64(1))
+        turn = b.icmp_signed("==", counted, _i64(rows))
+        address_after = b.select(turn, then.address, b.gep(address, [distance], source_etype=I8))
+        distance_after = b.select(turn, then.distance, distance)
+        for phi, x in zip(
+            phis, (step_after, *sums_after, address_after, distance_after, counted), strict=True
+        ):
+            phi.add_incoming(x, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        return step, sums
+
+    def along_k(
+        self,
+        b: Builder,
+        start: tuple[Any, list[Any]],
+        operands: tuple[Side, Side],
+        k: Any,
+        wide: int,
+        mask: Any,
+        together: int,
+    ) -> tuple[Any, list[Any]]:
+        """A loop along k while `together` steps fit: from the first step and the accumulators to those behind it."""
         head, body, after = (b.append_basic_block(n) for n in ("k.head", "k.body", "k.after"))
         before = b.block
         b.branch(head)
         b.position_at_end(head)
         step = b.phi(I64)
-        step.add_incoming(_i64(0), before)
-        sums = [b.phi(self.vector) for _ in places]
-        for phi, x in zip(sums, start, strict=True):
+        step.add_incoming(start[0], before)
+        sums = [b.phi(self.vector) for _ in start[1]]
+        for phi, x in zip(sums, start[1], strict=True):
             phi.add_incoming(x, before)
-        b.cbranch(b.icmp_signed("<", step, k), body, after)
+        following = b.add(step, _i64(together))
+        b.cbranch(b.icmp_signed("<=", following, k), body, after)
         b.position_at_end(body)
-        now = self.products(b, sums, a.at(b, _i64(0), step), right.at(b, step, _i64(0)), wide, mask)
-        step.add_incoming(b.add(step, _i64(1)), b.block)
+        now, (a, right) = sums, operands
+        for u in range(together):
+            here = b.add(step, _i64(u))
+            now = self.products(b, now, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
+        step.add_incoming(following, b.block)
         for phi, x in zip(sums, now, strict=True):
             phi.add_incoming(x, b.block)
         b.branch(head)
         b.position_at_end(after)
-        for phi, p in zip(sums, places, strict=True):
-            write_dense(b, phi, p, mask)
+        return step, list(sums)
 
     def products(self, b: Builder, sums: list[Any], a: Side, right: Side, wide: int, mask: Any) -> list[Any]:
         """The accumulators after one step along k."""
@@ -213,6 +338,24 @@ class _Product:
             left = self.spread(b, a.at(b, _i64(i), _i64(0)))
             out += [_fma(b, left, vectors[v], sums[i * wide + v]) for v in range(wide)]
         return out
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Pieces of memory of one length that will be wanted soon, so far apart (in bytes)."""
+
+    address: Any
+    distance: Any
+
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+def prefetch(b: Builder, address: Any) -> None:
+    """Ask for the cache line at an address, which need not exist."""
+    words = [ir.Constant(I32, x) for x in (0, 3, 1)]  # to read, to all caches, data
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [address, *words])
 
 
 def _fma(b: Builder, x: Any, y: Any, z: Any) -> Any:
@@ -398,7 +541,7 @@ def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh:
 
     def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
         counts = [*_counts(context, builder, sig.args[3:6], args[3:6]), args[6]]
-        write = _Product(context.get_data_type(c.dtype), None, *BLOCKS[REGISTER_BYTES]).body
+        write = _Product(context.get_data_type(c.dtype), None, BLOCKS[REGISTER_BYTES]).body
         return _call_once(context, builder, "multiply", kinds, list(args[:3]), counts, write)
 
     return types.void(c, a, b, m, n, k, types.boolean), emit
@@ -416,7 +559,7 @@ def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> Any:
             counts = [*_counts(context, builder, sig.args[4:7], args[4:7]), args[7]]
             t = context.get_data_type(c.dtype)
             copy = _Pack(context.get_data_type(b.dtype), t, way, False)
-            write = _Product(t, copy, *BLOCKS[REGISTER_BYTES]).body
+            write = _Product(t, copy, BLOCKS[REGISTER_BYTES]).body
             name = f"multiply_packing{'' if widen is None else widen.__name__}"
             return _call_once(context, builder, name, kinds, list(args[:4]), counts, write)
 
