@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -166,7 +167,48 @@ def test_two_products_into_one_accumulator() -> None:
     got = both(TWO_PRODUCTS, {"a": a, "b": b, "d": d, "e": e, "c": c}, 1e-5)
     close(got["c"], 0.5 * c + a @ b + d @ e, 1e-5)
     source = cpu.generate(module_of(TWO_PRODUCTS))
-    assert source.count("# acc += ") == 2  # in place, no third buffer of the accumulator's size
+    assert source.count("# x += ") == 2  # in place of what it begins as, no buffer of the accumulator's size
+    assert "# f32[m, n], then acc" in source
+
+
+TENANTS = """module t {
+    tile t(a: f32[M, N], b: f32[M, N], y: out f32[M, N], z: out f32[M]) {
+        extents M, N
+        for m in M by 8 parallel {
+            for n in N by 32 carry (s: f32[m] = fill(0.0), most: f32[m] = fill(-inf)) {
+                x: f32[m, n] = 0.5 * (load a[m, n])
+                w: f32[m, n] = x - (load b[m, n])
+                u: f32[m, n] = exp(w - max[n](w))
+                store y[m, n] = u + sum[n](u) + KEPT
+                yield s + sum[n](u * x), max(most, max[n](u))
+            }
+            z0: f32[m] = s * most
+            for n in N by 32 carry (t: f32[m] = z0, t0: f32[m] = z0) {
+                yield t + max[n](load a[m, n]), t0 + 1.0
+            }
+            store z[m] = t - t0 + s
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize(("kept", "then"), [("x", [("most", "z0"), ("w", "u")]), ("w", [("most", "z0")])])
+def test_a_value_takes_the_place_of_one_that_nothing_reads_after(
+    kept: str, then: list[tuple[str, str]]
+) -> None:
+    """u may overwrite w, unless w is read again; nothing overwrites x, s or a value that two begin as."""
+    a, b = normal(21, 70), normal(21, 70)
+    text = TENANTS.replace("KEPT", kept)
+    got = both(text, {"a": a, "b": b}, 1e-5)
+    x = 0.5 * a.astype(np.float64)
+    w = x - b
+    tiles = [slice(i, i + 32) for i in (0, 32, 64)]
+    u = np.concatenate([np.exp(w[:, t] - w[:, t].max(1, keepdims=True)) for t in tiles], 1)
+    sums = np.concatenate([u[:, t] + u[:, t].sum(1, keepdims=True) for t in tiles], 1)
+    close(got["y"], (sums + (x if kept == "x" else w)).astype(np.float32), 1e-5)
+    s, most = (u * x).sum(1), sum(a[:, t].max(1).astype(np.float64) for t in tiles)
+    close(got["z"], (most - 3 + s).astype(np.float32), 1e-4)
+    assert re.findall(r"(\w+) = part.*, then (.*)", cpu.generate(module_of(text))) == then
 
 
 # ---------------------------------------------------------------- online softmax

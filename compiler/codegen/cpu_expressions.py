@@ -70,6 +70,9 @@ class Expressions:
         self.columns = lane_axis(self.program)
         self.along: Axis | None = None
         """The axis of which LANES elements are computed at a time."""
+        self.before_rows: dict[str, str] | None = None
+        """In a loop over the rows of columns: variables with what only the column decides, by the buffer they were read
+        from. A store to a row would keep the compiler from reading it once."""
         self._guarded_reads: dict[int, tuple[Expr, bool]] = {}
         for w in self.program.whole:
             size = self.value(w.extent, bound=True).text
@@ -171,7 +174,12 @@ class Expressions:
         if isinstance(place, Variable):
             return Code(place.name, dtype)
         if self.along and place.axes[-1] == self.along.name:
-            return Code(f"{self._sized('load')}({place.name}, {self._at(place.axes)})", dtype, lanes=True)
+            text = f"{self._sized('load')}({place.name}, {self._at(place.axes)})"
+            if self.before_rows is not None and len(place.axes) == 1:
+                if place.name not in self.before_rows:
+                    self.before_rows[place.name] = self.names.new(f"{place.name}_lanes")
+                text = self.before_rows[place.name]
+            return Code(text, dtype, lanes=True)
         return Code(f"{place.name}[{', '.join(self.axes[a].lane for a in place.axes)}]", dtype)
 
     # -- reads

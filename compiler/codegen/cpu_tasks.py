@@ -30,7 +30,7 @@ from ..tile_ir import (
 )
 from .cpu_values import Product, Values, is_zero
 from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
-from .placement import depends_on_data, inlined, merge
+from .placement import depends_on_data, inherited, inlined, merge
 from .repeats import repeats
 
 
@@ -81,8 +81,12 @@ class Task(Values):
         self.name = name
         self.grid, self.before = grid, before
         self.repeats = repeats(self.program)
-        self.inlined = inlined(self.program, self.types) - {n for r in self.repeats.values() for n in r.kept}
+        kept = {n for r in self.repeats.values() for n in r.kept}
+        self.inlined = inlined(self.program, self.types) - kept
+        taken = inherited(self.program, self.inlined)
+        self.inherited = {n: x for n, x in taken.items() if x not in kept}
         self.parallel, self.serial = _parallel(grid, self.tainted)
+        self.tenants: dict[str, list[str]] = {}
         self._written: Function | None = None
 
     # -- the function and its launch
@@ -111,11 +115,13 @@ class Task(Values):
         lines, end = [], 0
         for b in self.buffers:
             shape = str(b.sizes if len(b.sizes) > 1 else b.sizes[0])
-            lines.append(
-                f"    {b.name} = part(space, {end}, {HELD[b.dtype]}, {shape})  # {b.dtype}[{', '.join(b.axes)}]"
-            )
+            lines.append(f"    {b.name} = part(space, {end}, {HELD[b.dtype]}, {shape})  # {self._held_in(b)}")
             end += -(-math.prod(b.sizes) * b.dtype.bytes // LINE_BYTES) * LINE_BYTES
         return [f"    space = workspace({end})", *lines] if lines else []
+
+    def _held_in(self, b: Buffer) -> str:
+        """What a buffer is for: its type, and the values that lie in it after the one it is named for."""
+        return ", then ".join([f"{b.dtype}[{', '.join(b.axes)}]", *self.tenants.get(b.name, ())])
 
     def _divide(self) -> None:
         """Open the loop over tasks and find the position on each axis, the last one fastest."""
@@ -257,9 +263,18 @@ class Task(Values):
             code = self.value(self._prepare(value, s.name, ()))
             self.line(f"{self._declare(s.name, s.type).name} = {code.text}")
             return
-        place = self._declare(s.name, s.type)
+        place = self._take_over(s.name) or self._declare(s.name, s.type)
         assert isinstance(place, Buffer)
         self._fill(place, value, s.name)
+
+    def _take_over(self, name: str) -> Buffer | None:
+        """The buffer of a value that this one follows (see `inherited`)."""
+        place = self.places.get(self.inherited.get(name, ""))
+        if not isinstance(place, Buffer):
+            return None
+        self.places[name] = place
+        self.tenants.setdefault(place.name, []).append(name)
+        return place
 
     def _store(self, s: Store) -> None:
         axes = merge(*(self.types.of(ix).axes for ix in s.subscripts))
@@ -340,7 +355,7 @@ class Task(Values):
     # -- loops with carried values
 
     def _for(self, s: For) -> None:
-        places = [self._declare(c.name, c.type) for c in s.carries]
+        places = [self._take_over(c.name) or self._declare(c.name, c.type) for c in s.carries]
         overwrites = self._first_step_overwrites(s)
         for c, place in zip(s.carries, places, strict=True):
             init = self._expand(c.init)

@@ -165,7 +165,9 @@ class Values(Expressions):
         above = last.at(self) if last is not None else None
         if last is not None and above == ((row, self.columns), True):
             self.depth, self.along = self.depth + 2, axis
+            self.before_rows = dict(last.before)
             return last.start, last.inner
+        self.before_rows = {}
         if last is not None and above == ((self.columns,), True):
             self.depth, self.along, start = self.depth + 1, axis, last.start
         else:
@@ -174,9 +176,20 @@ class Values(Expressions):
         self._nest((row,))
         return start, len(self.lines) - 1
 
+    def _read_before(self, inner: int, known: Iterable[str] = ()) -> int:
+        """Lines before a loop over rows, at line `inner`, that read what all of it needs; returns where the loop is then.
+        `known`: buffers already read there."""
+        assert self.before_rows is not None
+        assert self.along is not None
+        new = [(b, name) for b, name in self.before_rows.items() if b not in known]
+        for b, name in new:
+            read = f"{name} = {self._sized('load')}({b}, ({self.along.lane},))"
+            self.lines.insert(inner, "    " * (self.depth - 1) + read)
+        return inner + len(new)
+
     def _close(self, depth: int) -> None:
         """End the loops opened since this depth."""
-        self.depth, self.along = depth, None
+        self.depth, self.along, self.before_rows = depth, None, None
 
     def _expand(self, e: Expr) -> Expr:
         """Put inlined values in the place of their names."""
@@ -236,10 +249,13 @@ class Values(Expressions):
             and computes_lanes(self, value, self.columns)
         ):
             start, inner = self._open_columns(place.axes[0])
+            known = dict(self.before_rows or {})
             text = self._convert(self.value(value), place.dtype).text
             self.line(f"{self._sized('store')}({place.name}, {self._at(place.axes)}, {text})")
+            inner = self._read_before(inner, known)
+            before = tuple((self.before_rows or {}).items())
             self._close(depth)
-            self._last_nest = Nest(place.axes, True, depth, start, len(self.lines), inner)
+            self._last_nest = Nest(place.axes, True, depth, start, len(self.lines), inner, before)
             return
         if last is not None and last.at(self) == (place.axes, computes_lanes(self, value, place.axes[-1])):
             self.depth += 1
@@ -517,10 +533,14 @@ class Values(Expressions):
             start = self._nest_of(type_.axes, [r.arg])
             line = len(self.lines)
             self._nest(r.over)
+        known = dict(self.before_rows or {})
         inner = depth + len(type_.axes)
         first = f"{self._sized(LANES[type_.dtype])}({identity(r.fn, type_.dtype).text})"
         self.lines.insert(line, f"{'    ' * inner}{partial} = {first}")
         self._take(r.fn, Code(partial, type_.dtype, lanes=True), self._operand(r, type_.dtype))
+        if by_columns:
+            self._read_before(line, known)
+            self.before_rows = None
         self.depth = inner
         self.line(f"{self._sized('store')}({total.name}, {self._at(type_.axes)}, {partial})")
         self._close(depth)
@@ -569,7 +589,8 @@ class Values(Expressions):
 @dataclass(frozen=True)
 class Nest:
     """A loop over one axis that ended at line `end`; its own line is `start`, at this depth. `lanes`: by vectors. With two
-    axes it runs over the last, and the loop over the other, at line `inner`, stands in it."""
+    axes it runs over the last, and the loop over the other, at line `inner`, stands in it; `before` are the buffers read
+    before that one, and the names of what they held."""
 
     axes: tuple[str, ...]
     lanes: bool
@@ -577,6 +598,7 @@ class Nest:
     start: int
     end: int
     inner: int = 0
+    before: tuple[tuple[str, str], ...] = ()
 
     def at(self, task: Values) -> tuple[tuple[str, ...], bool] | None:
         """The axes and the kind of the loop if it ends just above."""

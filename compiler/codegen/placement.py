@@ -6,7 +6,7 @@ every other tile value is a buffer (scalars are variables). Nothing here depends
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -260,6 +260,87 @@ def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], type
     if any(isinstance(x, Load) and x.tensor in stored for x in subexpressions(s.value)):
         return False
     return uses[0].nest == frozenset(s.type.axes) or _is_plain_read(s.value)
+
+
+def inherited(program: TileProgram, inlined: frozenset[str]) -> dict[str, str]:
+    """Tile values that may take the place of another one of their type, by name, where nothing reads that any more: those
+    computed element by element from it, and carried values that begin as it. `inlined` values are read where their
+    consumers stand."""
+    reads = _Reads(program, inlined)
+    found: dict[str, str] = {}
+    for owner, body in bodies(program.body):
+        own = {n: t for s in body for n, t in _made(s) if n not in inlined}
+        later = set() if owner is None else reads.by(_at_end(owner))
+        for s in reversed(body):
+            wanted = _successors(s, reads) if not {n for n, _ in _made(s)} & inlined else {}
+            for name, sources in wanted.items():
+                type_ = dict(_made(s))[name]
+                free = [n for n in own if n in sources - later and own[n] == type_]
+                if free:
+                    found[name] = free[0]
+            later |= reads.of(s)
+    return found
+
+
+def _made(s: Stmt) -> list[tuple[str, TileType]]:
+    """The values that stand in a body after a statement."""
+    match s:
+        case Let():
+            return [(s.name, s.type)]
+        case For():
+            return [(c.name, c.type) for c in s.carries]
+    return []
+
+
+def _at_end(s: Stmt) -> tuple[Expr, ...]:
+    """What a loop evaluates at the end of its body."""
+    return (*s.yields, *s.domain) if isinstance(s, For) else ()
+
+
+def _successors(s: Stmt, reads: _Reads) -> dict[str, set[str]]:
+    """The values that a statement makes, each with those that it could be written over as it is computed."""
+    match s:
+        case Let():
+            return {} if reads.has_product(s.value) else {s.name: reads.by([s.value])}
+        case For():
+            inits = [c.init.name for c in s.carries if isinstance(c.init, Name)]
+            others = [c.init for c in s.carries if not isinstance(c.init, Name)]
+            busy = reads.of(*s.body) | reads.by([*_at_end(s), *others])
+            return {
+                c.name: {c.init.name} - busy
+                for c in s.carries
+                if isinstance(c.init, Name) and inits.count(c.init.name) == 1
+            }
+    return {}
+
+
+class _Reads:
+    """Which names expressions and statements mention, those in inlined values included."""
+
+    def __init__(self, program: TileProgram, inlined: frozenset[str]) -> None:
+        self.values = {
+            s.name: s.value for s in statements(program.body) if isinstance(s, Let) and s.name in inlined
+        }
+
+    def by(self, found: Iterable[Expr]) -> set[str]:
+        names: set[str] = set()
+        pending = list(found)
+        while pending:
+            for x in subexpressions(pending.pop()):
+                if isinstance(x, Name) and x.name not in names:
+                    names.add(x.name)
+                    pending += [self.values[x.name]] if x.name in self.values else []
+        return names
+
+    def of(self, *body: Stmt) -> set[str]:
+        inside = list(statements(body))
+        return self.by(e for s in inside for e, _ in outer_expressions(s)) | self.by(
+            e for s in inside for e in _at_end(s)
+        )
+
+    def has_product(self, e: Expr) -> bool:
+        parts = [e, *(self.values[n] for n in self.by([e]) if n in self.values)]
+        return any(isinstance(x, Dot) for p in parts for x in subexpressions(p))
 
 
 def _is_plain_read(e: Expr) -> bool:
