@@ -13,7 +13,7 @@ from ..dsl.diagnostics import refuse
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
-from .codegen import cpu, cpu_lanes, mma, simt, wgmma
+from .codegen import cpu, cpu_lanes, cpu_narrow, mma, simt, wgmma
 from .codegen.resources import resources
 from .codegen.variants_told import told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
@@ -28,7 +28,7 @@ from .region import AxisPlan, Region
 from .remarks import Remark, Remarks
 from .schedule import Schedule, print_schedule, stem
 from .schedule_check import alike, check_schedule, key_of
-from .target import CudaTarget, Target
+from .target import CpuTarget, CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
 from .tile_ir import TileModule, TileProgram, has_product
@@ -183,8 +183,12 @@ def over_blocks(
 
 
 def default_tiers(graph: Graph, target: Target, options: Options) -> tuple[str | None, ...]:
-    """The tiers to try: matrix units where the target has them and there are 16-bit floats, but not where every product has
-    to be f32."""
+    """The tiers to try: matrix units where the target has them and there are operands of their types, but not where every
+    product has to be f32."""
+    if isinstance(target, CpuTarget):
+        found = {t.dtype for t in graph.tensors.values()}
+        able = {dtype for dtype, unit in cpu_narrow.units(target).items() if unit}
+        return ("matrix", None) if found & able and not options.precise else (None,)
     sixteen = any(t.dtype in (DType.F16, DType.BF16) for t in graph.tensors.values())
     if not isinstance(target, CudaTarget) or not sixteen or options.precise or target.capability < (8, 0):
         return (None,)
@@ -203,6 +207,8 @@ MATRIX_UNITS = {
 
 def choose_tier(fused: Fused, target: Target, tier: str | None, remarks: Remarks) -> str | None:
     """Can each program with a product run in a tier? None if so, and a remark; else why not."""
+    if tier == cpu_narrow.TIER and isinstance(target, CpuTarget):
+        return cpu_narrow.remark(cpu.narrow_products(fused.module), target, remarks)
     if tier not in MATRIX_UNITS:
         return None
     assert isinstance(target, CudaTarget)
@@ -254,7 +260,7 @@ def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
     """The schedule with every choice filled in, as it could be given back."""
     several, axes = len(fused.regions) > 1, fused.graph.axes
     tiles: list[tuple[str, int]] = []
-    tier = next((p.tier for p in fused.module.programs if p.tier in MATRIX_UNITS), None)
+    tier = next((p.tier for p in fused.module.programs if p.tier in (*MATRIX_UNITS, cpu_narrow.TIER)), None)
     for region, plan in zip(fused.regions, fused.plans, strict=True):
         for axis, size in plan.tiles:
             if axis not in plan.whole:

@@ -18,7 +18,7 @@ from .spelling import spell
 from .target import Target
 from .tensor_ir import Const, Definition, Extent, Graph, Node, walk
 
-TIERS = {False: ("loops",), True: ("simt", "mma", "wgmma")}
+TIERS = {False: ("loops", "matrix"), True: ("simt", "mma", "wgmma")}
 """The tiers whose code is generated, by whether the target is a GPU."""
 
 

@@ -78,7 +78,25 @@ class CudaTarget(Target):
         return self.capability >= (9, 0)
 
 
-CPU = Target("cpu")
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """A CPU; `narrow_products` are its instruction sets for products of 16-bit and 8-bit operands, as Linux names them."""
+
+    narrow_products: tuple[str, ...] = ()
+
+    @property
+    def bf16_products(self) -> str | None:
+        """What multiplies bf16 into f32, the fastest that there is (Intel 64 and IA-32 Architectures Software Developer's
+        Manual, volume 2: TDPBF16PS, VDPBF16PS)."""
+        return next((x for x in ("amx_bf16", "avx512_bf16") if x in self.narrow_products), None)
+
+    @property
+    def i8_products(self) -> str | None:
+        """What multiplies i8 into i32 (the same, TDPBSSD)."""
+        return "amx_int8" if "amx_int8" in self.narrow_products else None
+
+
+CPU = CpuTarget("cpu")
 SM_75 = CudaTarget(
     "cuda:sm_75", (7, 5), False, 1024, 16, 64 * KIB, 64 * KIB, sms=40, f32_tflops=8.1, dram_gbytes_per_s=320
 )

@@ -32,6 +32,7 @@ from numba.np.numpy_support import from_dtype
 
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
+from .host import host
 from .threads import UNSHARED
 
 Kernel = Callable[..., Any]
@@ -253,6 +254,7 @@ def _facts() -> tuple[str, ...]:
         binding.get_process_triple(),
         binding.get_host_cpu_name(),
         binding.get_host_cpu_features().flatten(),
+        *host().narrow_products,
         sys.version,
         *(f"{m.__name__} {m.__version__}" for m in (numba, sys.modules["llvmlite"], np)),
         repr(sorted((k, repr(v)) for k, v in settings.items())),

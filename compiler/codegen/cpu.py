@@ -10,7 +10,7 @@ extent is ever visited.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..target import Target
@@ -18,13 +18,24 @@ from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_lanes import oriented
 from .cpu_names import ModuleNames
 from .cpu_tasks import Task
-from .numba_text import EXPORTS, MATRICES, PRODUCTS, STORAGE, TASKS, VECTORS, Buffer, Signature
+from .numba_text import (
+    EXPORTS,
+    MATRICES,
+    NARROW_PRODUCTS,
+    PRODUCTS,
+    STORAGE,
+    TASKS,
+    VECTORS,
+    Buffer,
+    Signature,
+)
 from .placement import distinct
 
 THREADS = "tileloom.runtime.threads"
 MODULES = {
     "tileloom.runtime.intrinsics.cpu": EXPORTS,
     "tileloom.runtime.intrinsics.matrices": MATRICES,
+    "tileloom.runtime.intrinsics.matrix_units": NARROW_PRODUCTS,
     "tileloom.runtime.intrinsics.storage": STORAGE,
     "tileloom.runtime.intrinsics.tasks": TASKS,
     "tileloom.runtime.intrinsics.tile_products": PRODUCTS,
@@ -38,7 +49,7 @@ def generate(module: TileModule, target: Target | None = None) -> str:
     scalars, then the extents that are not static, in the program's order. Deterministic; the same for every CPU."""
     written = _Module(module)
     body = [line for p in module.programs for line in written.program(p)]
-    used = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.split("#")[0] for line in body)))
+    used = _words(body)
     head = [f'"""Module `{module.name}` for the CPU, written by tileloom."""', "", "from numba import njit"]
     head += [line for where, names in MODULES.items() for line in _imports(where, sorted(used & names))]
     head += [f"from {THREADS} import run_tasks"] if "run_tasks" in used else []
@@ -50,6 +61,20 @@ def workspace(module: TileModule) -> dict[str, tuple[tuple[Buffer, ...], ...]]:
     """By program name, the buffers of a task of each of its grids, which run one after another."""
     written = _Module(module)
     return {p.name: tuple(t.function().buffers for t in written.tasks(p)) for p in module.programs}
+
+
+def narrow_products(module: TileModule) -> dict[str, frozenset[str]]:
+    """By program name, the functions for products of narrow operands that its text calls."""
+    written = _Module(module)
+    return {
+        p.name: frozenset(v for t in written.tasks(p) for v in NARROW_PRODUCTS & _words(t.function().lines))
+        for p in module.programs
+    }
+
+
+def _words(lines: Iterable[str]) -> set[str]:
+    """Names in code."""
+    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.split("#")[0] for line in lines)))
 
 
 def _imports(where: str, names: list[str]) -> list[str]:

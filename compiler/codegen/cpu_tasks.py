@@ -28,6 +28,7 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
+from .cpu_narrow import TIER, VERBS
 from .cpu_values import Product, Values, is_zero
 from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
 from .placement import depends_on_data, inherited, inlined, merge
@@ -259,6 +260,9 @@ class Task(Values):
             self.places[s.name] = Inline(self._expand(value))
             return
         value = self._expand(value)
+        if self._is_taken_from_tensor(value, s.type.axes):
+            self.places[s.name] = Inline(value)
+            return
         if not s.type.axes:
             code = self.value(self._prepare(value, s.name, ()))
             self.line(f"{self._declare(s.name, s.type).name} = {code.text}")
@@ -275,6 +279,18 @@ class Task(Values):
         self.places[name] = place
         self.tenants.setdefault(place.name, []).append(name)
         return place
+
+    def _is_taken_from_tensor(self, value: Expr, axes: tuple[str, ...]) -> bool:
+        """Do the products of a matrix unit, which copies operands itself, take this value from its tensor?"""
+        if self.program.tier != TIER or len(axes) < 2:
+            return False
+        read = self._plain_read(value, axes)
+        return (
+            read is not None
+            and self.params[read.tensor].dtype in VERBS
+            and self.params[read.tensor].mode == "in"
+            and not any(isinstance(x, Name) for ix in read.subscripts for x in subexpressions(ix))
+        )
 
     def _store(self, s: Store) -> None:
         axes = merge(*(self.types.of(ix).axes for ix in s.subscripts))

@@ -25,6 +25,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .cpu_expressions import Expressions
+from .cpu_narrow import FEWEST, TIER, VERBS, definitions, narrow_type, space_words
 from .cpu_vectors import computes_lanes
 from .numba_text import (
     ATOM,
@@ -71,7 +72,7 @@ class Product:
     """`c[…, i, j] += a[…, i, k] · b[…, k, j]` at every position of the outer axes.
 
     `verb` is the function that computes it; one that packs copies panels of b into `panel`. `fresh` is Python text of when
-    c has no value before."""
+    c has no value before. `copies`: where both operands are copied in the form of a matrix unit."""
 
     c: Buffer
     a: View
@@ -83,6 +84,7 @@ class Product:
     verb: str
     panel: Buffer | None
     fresh: str = "False"
+    copies: Buffer | None = None
 
     @property
     def overwrites(self) -> bool:
@@ -97,6 +99,8 @@ class Values(Expressions):
         super().__init__(signature)
         self.buffers: list[Buffer] = []
         self._panels: list[Buffer] = []
+        self._copied: Buffer | None = None
+        self._definitions = definitions(self.program)
         self._last_nest: Nest | None = None
 
     def _declare(self, name: str, type_: TileType) -> Buffer | Variable:
@@ -337,6 +341,25 @@ class Values(Expressions):
         a, b, i, j = roles
         k = d.over[-1]
         outer = (*(x for x in c.axes if x not in (i, j)), *d.over[:-1])
+        narrow = self._narrow(d, i, j)
+        if narrow is not None:
+            views = [
+                self._narrow_view(x, narrow, (*self._shared(x, outer), *own), c, carries)
+                for x, own in ((a, (i, k)), (b, (k, j)))
+            ]
+            if None not in views:
+                return Product(
+                    c,
+                    views[0],
+                    views[1],
+                    outer,
+                    i,
+                    j,
+                    k,
+                    VERBS[narrow],
+                    None,
+                    copies=self._copies(i, k, narrow),
+                )
         left = self._left(a, (*self._shared(a, outer), *([i] if i else []), k), c, carries)
         axes = (*self._shared(b, outer), k, j)
         read = self._plain_read(b, axes)
@@ -344,6 +367,42 @@ class Values(Expressions):
             verb, panel = verb.replace("pack", "multiply_packing"), self._panel(c.dtype, k, j)
             return Product(c, left, self._tensor_view(read), outer, i, j, k, verb, panel)
         return Product(c, left, self._packed(b, axes, c, carries), outer, i, j, k, "multiply", None)
+
+    def _narrow(self, d: Dot, i: str | None, j: str) -> DType | None:
+        """The type of the operands that a matrix unit takes for a product; None where it is computed otherwise."""
+        if self.program.tier != TIER or i is None:
+            return None
+        large = all(self._number(self.axes[x].size) >= FEWEST for x in (i, j))
+        return narrow_type(d, self.types, self._definitions) if large else None
+
+    def _narrow_view(
+        self, e: Expr, narrow: DType, axes: tuple[str, ...], c: Buffer, carries: set[str]
+    ) -> View | None:
+        """An operand of a matrix unit, which copies it: as its tensor holds it, or as it was computed for the product."""
+        read = self._plain_read(e, axes)
+        if read is not None and self.params[read.tensor].dtype is narrow:
+            return self._tensor_view(read)
+        if narrow is not DType.BF16:
+            return None
+        value = self._expand(e)
+        while (
+            isinstance(value, Cast) and value.dtype is narrow and self.types.of(value.arg).dtype is DType.F32
+        ):
+            value = value.arg
+        return self._left(value, axes, c, carries)
+
+    def _copies(self, i: str, k: str, narrow: DType) -> Buffer:
+        """Where a matrix unit's operands are copied; one product at a time, so all share it."""
+        words = space_words(*(self._number(self.axes[x].size) for x in (i, k)), narrow)
+        found = next((b for b in self.buffers if b is self._copied), None)
+        if found is None:
+            self._copied = Buffer(self.names.new("tiles"), DType.I32, ("words",), (words,))
+            self.buffers.append(self._copied)
+        elif found.sizes[0] < words:
+            self._copied = replace(found, sizes=(words,))
+            self.buffers[self.buffers.index(found)] = self._copied
+        assert self._copied is not None
+        return self._copied
 
     def _panel(self, dtype: DType, k: str, j: str) -> Buffer:
         """Where products copy panels of an operand; one at a time, so those with the same steps share it."""
@@ -464,12 +523,16 @@ class Values(Expressions):
         if p.panel is not None:
             operands.append((self._stored(p.panel), p.k, p.j))
             copied = f", panels of {p.b.array} copied on the way"
+        if p.copies is not None:
+            copied = ", on the matrix unit"
         sign = "=" if p.fresh == "True" else "+="
         counts = [self.axes[p.i].count if p.i else "1", self.axes[p.j].count, self.axes[p.k].count, p.fresh]
         self.line(f"# {p.c.name} {sign} {p.a.array} · {p.b.array} over {p.k}{copied}")
         self.open(f"{p.verb}(")
         for view, row, column in operands:
             self.line(f"{self._matrix(view, row, column)},")
+        if p.copies is not None:
+            self.line(f"matrix({p.copies.name}, (0,), 0, 0, 0),")
         self.line(f"{', '.join(counts)},")
         self.depth -= 1
         self.line(")")

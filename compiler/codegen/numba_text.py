@@ -67,6 +67,8 @@ PRODUCTS = frozenset(
     | {"pack", "pack_f16", "pack_bf16", "unpack"}
 )
 """Names it may import from the module of products."""
+NARROW_PRODUCTS = frozenset({"multiply_bf16", "multiply_i8"})
+"""Names it may import from the module of matrix units."""
 MATRICES = frozenset({"matrix"})
 """Names it may import from the module of matrices."""
 STORAGE = frozenset({"workspace", "part"})
@@ -80,6 +82,7 @@ RESERVED = (
     | VECTORS
     | TASKS
     | PRODUCTS
+    | NARROW_PRODUCTS
     | MATRICES
     | STORAGE
     | {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}

@@ -25,6 +25,7 @@ from .dsl.types import NAMES, DType
 from .execution import CannotRun, Run, gpu_target, interpret, interpret_module
 from .programs import load, parse
 from .runtime.arrays import deliver
+from .runtime.host import host
 from .runtime.ready import CallKey, Ready, call_key
 from .variants import Variant, Variants
 
@@ -394,6 +395,8 @@ def machine(name: str) -> Target:
     """The target whose code is generated; the interpreter's stages are those of the CPU. Raises ValueError."""
     if name == "interp":
         return CPU
+    if name == CPU.name:
+        return host()
     if name == "cuda":
         found = gpu_target()
         if found is None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from .. import __version__
 from ..render import bytes_text, say
 from ..runtime.cache import VARIABLE, store
+from ..runtime.host import host
 from ..runtime.threads import threads
 
 PACKAGES = ("numba", "llvmlite", "numpy", "ml_dtypes", "sympy", "lark", "numba-cuda", "torch")
@@ -63,6 +64,7 @@ def _machine() -> Iterator[tuple[str, str]]:
     vectors = [f for f in ("sse4.2", "avx", "avx2", "fma", "avx512f", "neon", "sve") if features.get(f)]
     yield "system", f"{platform.system()} {platform.machine()}"
     yield "processor", f"{binding.get_host_cpu_name()} ({', '.join(vectors) or 'no vector units known'})"
+    yield "narrow products", ", ".join(host().narrow_products) or "none; 16-bit operands are widened to f32"
     yield "threads", f"{threads()} of {os.cpu_count()}"
     yield "GPU", _gpu()
 
