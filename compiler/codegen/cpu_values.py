@@ -342,24 +342,12 @@ class Values(Expressions):
         k = d.over[-1]
         outer = (*(x for x in c.axes if x not in (i, j)), *d.over[:-1])
         narrow = self._narrow(d, i, j)
-        if narrow is not None:
-            views = [
-                self._narrow_view(x, narrow, (*self._shared(x, outer), *own), c, carries)
-                for x, own in ((a, (i, k)), (b, (k, j)))
-            ]
-            if None not in views:
-                return Product(
-                    c,
-                    views[0],
-                    views[1],
-                    outer,
-                    i,
-                    j,
-                    k,
-                    VERBS[narrow],
-                    None,
-                    copies=self._copies(i, k, narrow),
-                )
+        if narrow is not None and i is not None:
+            x = self._narrow_view(a, narrow, (*self._shared(a, outer), i, k), c, carries)
+            y = self._narrow_view(b, narrow, (*self._shared(b, outer), k, j), c, carries)
+            if x is not None and y is not None:
+                copies = self._copies(i, k, narrow)
+                return Product(c, x, y, outer, i, j, k, VERBS[narrow], None, copies=copies)
         left = self._left(a, (*self._shared(a, outer), *([i] if i else []), k), c, carries)
         axes = (*self._shared(b, outer), k, j)
         read = self._plain_read(b, axes)
@@ -393,7 +381,8 @@ class Values(Expressions):
 
     def _copies(self, i: str, k: str, narrow: DType) -> Buffer:
         """Where a matrix unit's operands are copied; one product at a time, so all share it."""
-        words = space_words(*(self._number(self.axes[x].size) for x in (i, k)), narrow)
+        rows, inner = (self._number(self.axes[x].size) for x in (i, k))
+        words = space_words(rows, inner, narrow)
         found = next((b for b in self.buffers if b is self._copied), None)
         if found is None:
             self._copied = Buffer(self.names.new("tiles"), DType.I32, ("words",), (words,))

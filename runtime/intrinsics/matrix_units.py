@@ -114,8 +114,9 @@ def _bf16_step(b: Builder, sums: Any, x: Any, y: Any) -> Any:
         args = [sums, b.bitcast(x, pairs), b.bitcast(y, pairs)]
         return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", sums.type, args)
     sixteen, high = constant(x.type, 16), constant(x.type, -(1 << 16))
-    for half in (lambda v: b.shl(v, sixteen), lambda v: b.and_(v, high)):
-        factors = [b.bitcast(half(v), sums.type) for v in (x, y)]
+    halves = [[b.shl(v, sixteen) for v in (x, y)], [b.and_(v, high) for v in (x, y)]]
+    for half in halves:
+        factors = [b.bitcast(v, sums.type) for v in half]
         sums = call(b, f"llvm.fma.v{lanes}f32", sums.type, [*factors, sums])
     return sums
 
