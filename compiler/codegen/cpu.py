@@ -17,6 +17,7 @@ from ..target import Target
 from ..tile_ir import Grid, Let, Stmt, TileModule, TileProgram
 from .cpu_lanes import oriented
 from .cpu_names import ModuleNames
+from .cpu_narrow import VERBS
 from .cpu_tasks import Task
 from .numba_text import (
     EXPORTS,
@@ -67,7 +68,7 @@ def narrow_products(module: TileModule) -> dict[str, frozenset[str]]:
     """By program name, the functions for products of narrow operands that its text calls."""
     written = _Module(module)
     return {
-        p.name: frozenset(v for t in written.tasks(p) for v in NARROW_PRODUCTS & _words(t.function().lines))
+        p.name: frozenset(v for t in written.tasks(p) for v in _words(t.function().lines) & {*VERBS.values()})
         for p in module.programs
     }
 

@@ -55,11 +55,12 @@ def definitions(program: TileProgram) -> dict[str, Expr]:
     return {s.name: s.value for s in statements(program.body) if isinstance(s, Let)}
 
 
-def space_words(rows: int, inner: int, narrow: DType) -> int:
-    """Words of 32 bits that a product of so many rows and steps along k copies its operands into."""
+def space_words(rows: int, columns: int, inner: int, narrow: DType) -> int:
+    """Words of 32 bits that a product of these sizes copies its operands into."""
     along = LINE_BYTES // narrow.bytes
-    panel = -(-inner // along) * LINE_BYTES * PANEL_LINES
-    return (SCRATCH_BYTES + panel * (1 + -(-rows // PANEL_LINES))) // 4
+    panel = (-(-inner // along) * PANEL_LINES + 1) * LINE_BYTES
+    panels = sum(-(-n // PANEL_LINES) for n in (rows, columns))
+    return (SCRATCH_BYTES + panel * panels) // 4
 
 
 def remark(used: Mapping[str, frozenset[str]], target: CpuTarget, remarks: Remarks) -> str | None:

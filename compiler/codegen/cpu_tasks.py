@@ -82,7 +82,7 @@ class Task(Values):
         self.name = name
         self.grid, self.before = grid, before
         self.repeats = repeats(self.program)
-        kept = {n for r in self.repeats.values() for n in r.kept}
+        self.kept = kept = {n for r in self.repeats.values() for n in r.kept}
         self.inlined = inlined(self.program, self.types) - kept
         taken = inherited(self.program, self.inlined)
         self.inherited = {n: x for n, x in taken.items() if x not in kept}
@@ -109,7 +109,11 @@ class Task(Values):
         bounds = ("first", "last", "queue") if self.parallel else ()
         head = ['@njit(nogil=True, error_model="numpy")']
         head.append(f"def {self.name}({', '.join(filter(None, (*bounds, self.signature.arguments)))}):")
-        self._written = Function((*head, *self._allocations(), *self.lines), tuple(self.buffers))
+        self._written = Function((*head, *self._allocations(), *self._on_tiles()), tuple(self.buffers))
+
+    def _on_tiles(self) -> list[str]:
+        """The body, between the lines that ready a matrix unit and leave it, where it has a product for one."""
+        return ["    start_tiles()", *self.lines, "    stop_tiles()"] if self._copied else self.lines
 
     def _allocations(self) -> list[str]:
         """Lines that lay the buffers out, one after another in one allocation."""
@@ -260,7 +264,7 @@ class Task(Values):
             self.places[s.name] = Inline(self._expand(value))
             return
         value = self._expand(value)
-        if self._is_taken_from_tensor(value, s.type.axes):
+        if s.name not in self.kept and self._is_taken_from_tensor(value, s.type.axes):
             self.places[s.name] = Inline(value)
             return
         if not s.type.axes:

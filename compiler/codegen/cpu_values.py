@@ -346,7 +346,7 @@ class Values(Expressions):
             x = self._narrow_view(a, narrow, (*self._shared(a, outer), i, k), c, carries)
             y = self._narrow_view(b, narrow, (*self._shared(b, outer), k, j), c, carries)
             if x is not None and y is not None:
-                copies = self._copies(i, k, narrow)
+                copies = self._copies(i, j, k, narrow)
                 return Product(c, x, y, outer, i, j, k, VERBS[narrow], None, copies=copies)
         left = self._left(a, (*self._shared(a, outer), *([i] if i else []), k), c, carries)
         axes = (*self._shared(b, outer), k, j)
@@ -379,10 +379,10 @@ class Values(Expressions):
             value = value.arg
         return self._left(value, axes, c, carries)
 
-    def _copies(self, i: str, k: str, narrow: DType) -> Buffer:
+    def _copies(self, i: str, j: str, k: str, narrow: DType) -> Buffer:
         """Where a matrix unit's operands are copied; one product at a time, so all share it."""
-        rows, inner = (self._number(self.axes[x].size) for x in (i, k))
-        words = space_words(rows, inner, narrow)
+        rows, columns, inner = (self._number(self.axes[x].size) for x in (i, j, k))
+        words = space_words(rows, columns, inner, narrow)
         found = next((b for b in self.buffers if b is self._copied), None)
         if found is None:
             self._copied = Buffer(self.names.new("tiles"), DType.I32, ("words",), (words,))

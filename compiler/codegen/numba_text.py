@@ -67,7 +67,7 @@ PRODUCTS = frozenset(
     | {"pack", "pack_f16", "pack_bf16", "unpack"}
 )
 """Names it may import from the module of products."""
-NARROW_PRODUCTS = frozenset({"multiply_bf16", "multiply_i8"})
+NARROW_PRODUCTS = frozenset({"multiply_bf16", "multiply_i8", "start_tiles", "stop_tiles"})
 """Names it may import from the module of matrix units."""
 MATRICES = frozenset({"matrix"})
 """Names it may import from the module of matrices."""

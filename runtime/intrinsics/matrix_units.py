@@ -2,9 +2,10 @@
 
 `multiply_bf16(c, a, b, space, m, n, k, fresh)` is `c[:m, :n] += a[:m, :k] · b[:k, :n]`, or `=` where `fresh`, for operands
 in bf16 (f32 ones are rounded to it as they are copied) and sums in f32. `multiply_i8` takes i8 and sums exactly in i32.
-Operands lie anywhere; both are copied into `space`, in the form that the instructions take: words of 32 bits, each with
-neighbours along k, in tiles of 16 rows of 64 bytes (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1,
-chapter 18, "Programming with Intel AMX"). A word-row of a's tiles is a row of a, one of b's the words of 16 columns.
+Both stand between `start_tiles()` and `stop_tiles()`. Operands lie anywhere; they are copied into `space`, in the form that
+the instructions take: words of 32 bits, each with neighbours along k, in tiles of 16 rows of 64 bytes (Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 1, chapter 18, "Programming with Intel AMX"). A row of a tile holds words
+of one row of a, or the same word of 16 columns of b.
 
 What multiplies is chosen when machine code is made, the first that the processor has: tiles of 16 x 16 sums (AMX),
 `vdpbf16ps` on vectors (AVX512_BF16), and for any other vectors of plain arithmetic. The first two take subnormal numbers,
@@ -14,7 +15,6 @@ operands and sums, as 0 (the same manual, volume 2, TDPBF16PS and VDPBF16PS).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,8 @@ LINES, LINE_BYTES = 16, 64
 """Lines of a tile and the bytes of each: 16 words."""
 TILE_BYTES, PANEL_LINES = LINES * LINE_BYTES, 2 * LINES
 PANEL_STEP_BYTES = 2 * TILE_BYTES
-"""Operands are copied in panels of 32 lines, rows of a or columns of b: two tiles beside each other at every step of k."""
+"""Operands are copied in panels of 32 lines, rows of a or columns of b: two tiles beside each other at every step of k.
+Between panels there is a line more, so that their starts do not all fall into the same few sets of a cache."""
 SCRATCH_BYTES = PANEL_LINES * PANEL_LINES * 4
 """A block of sums, where only a part of it belongs to c."""
 WORDS = ir.VectorType(I32, LINES)
@@ -146,16 +147,14 @@ class _Panels:
     source: Any
     across: bool
 
-    def copy(self, b: Builder, to: Any, given: Side, lines: Any, k: Any) -> None:
-        """At most 32 lines, in the way that suits where the matrix is dense; elements beyond k are 0."""
+    def copy(self, b: Builder, to: Any, given: Side, counts: tuple[Any, Any, Any]) -> None:
+        """All lines, in the way that suits where the matrix is dense. `counts`: lines, elements of each, which are followed
+        by zeros up to a whole tile, and bytes from panel to panel."""
         size = i64(_size(self.source))
-        self._choose(
-            b,
-            [(given.column, size, self._along), (given.row, size, self._between)],
-            (to, given, lines, k),
-        )
+        ways = [(given.column, size, self._by_lines), (given.row, size, self._by_words)]
+        self._choose(b, ways, to, given, counts)
 
-    def _choose(self, b: Builder, ways: list[tuple[Any, Any, Any]], args: tuple[Any, ...]) -> None:
+    def _choose(self, b: Builder, ways: list[tuple[Any, Any, Any]], *args: Any) -> None:
         """The first way whose distance is `size`, known now or asked at run time; element by element where none is."""
         if not ways:
             self._singly(b, *args)
@@ -163,70 +162,86 @@ class _Panels:
         (distance, size, way), *rest = ways
         if isinstance(distance, ir.Constant):
             if distance.constant == size.constant:
-                self._tiles(b, way, *args)
+                way(b, *args)
             else:
-                self._choose(b, rest, args)
+                self._choose(b, rest, *args)
             return
         with b.if_else(b.icmp_signed("==", distance, size)) as (dense, other):
             with dense:
-                self._tiles(b, way, *args)
+                way(b, *args)
             with other:
-                self._choose(b, rest, args)
+                self._choose(b, rest, *args)
 
-    @contextmanager
-    def _each_tile(self, b: Builder, to: Any, lines: Any, k: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Visit the tiles that have lines: the address of one, its first line, its first element along k."""
-        step = self.form.along
-        with (
-            steps(b, i64(0), b.add(k, i64(step - 1)), step) as along,
-            steps(b, i64(0), b.add(lines, i64(LINES - 1)), LINES) as line,
-        ):
-            tile = moved(b, to, along, i64(PANEL_STEP_BYTES // step), line, i64(LINE_BYTES))
-            yield tile, line, along
+    def _by_lines(self, b: Builder, to: Any, given: Side, counts: tuple[Any, Any, Any]) -> None:
+        """Lines are dense: each is read from its first element to its last."""
+        lines, k, _ = counts
+        with self._lines(b, lines) as line, self._along(b, k) as along:
+            self._step(b, self._line_words, False, to, given, counts, (line, along))
 
-    def _tiles(self, b: Builder, way: Any, to: Any, given: Side, lines: Any, k: Any) -> None:
-        with self._each_tile(b, to, lines, k) as (tile, line, along):
-            here, down, over = given.at(b, line, along), b.sub(lines, line), b.sub(k, along)
-            whole = b.and_(
-                b.icmp_signed(">=", down, i64(LINES)), b.icmp_signed(">=", over, i64(self.form.along))
-            )
-            with b.if_else(whole) as (full, ragged):
-                with full:
-                    self._write(b, tile, *way(b, here, None, None))
-                with ragged:
-                    self._write(b, tile, *way(b, here, down, over))
+    def _by_words(self, b: Builder, to: Any, given: Side, counts: tuple[Any, Any, Any]) -> None:
+        """The matrix is dense from line to line: the first words of all lines are read, then the second of all."""
+        lines, k, _ = counts
+        with self._along(b, k) as along, self._lines(b, lines) as line:
+            self._step(b, self._column_words, True, to, given, counts, (line, along))
 
-    def _write(self, b: Builder, tile: Any, rows: list[Any], across: bool) -> None:
-        for i, row in enumerate(rows if across == self.across else transposed(b, rows)):
-            write_dense(b, row, moved(b, tile, i64(i), i64(LINE_BYTES)))
+    def _lines(self, b: Builder, lines: Any) -> Any:
+        return steps(b, i64(0), b.add(lines, i64(PANEL_LINES - 1)), PANEL_LINES)
 
-    def _along(self, b: Builder, given: Side, lines: Any, k: Any) -> tuple[list[Any], bool]:
-        """Lines, dense along k, as vectors of words."""
+    def _along(self, b: Builder, k: Any) -> Any:
+        return steps(b, i64(0), b.add(k, i64(self.form.along - 1)), self.form.along)
+
+    def _place(self, b: Builder, to: Any, panel_bytes: Any, at: tuple[Any, Any]) -> Any:
+        """The address of two tiles beside each other."""
+        panel = b.udiv(at[0], i64(PANEL_LINES))
+        return moved(b, to, panel, panel_bytes, at[1], i64(PANEL_STEP_BYTES // self.form.along))
+
+    def _step(
+        self, b: Builder, read: Any, across: bool, to: Any, given: Side, counts: Any, at: tuple[Any, Any]
+    ) -> None:
+        """Two tiles, whole or ragged, from words of lines as `read` gives them, turned where a tile has them otherwise."""
+        tiles, here = self._place(b, to, counts[2], at), given.at(b, *at)
+        down, over = (b.sub(n, x) for n, x in zip(counts, at, strict=False))
+        whole = b.icmp_signed(">=", down, i64(PANEL_LINES))
+        whole = b.and_(whole, b.icmp_signed(">=", over, i64(self.form.along)))
+        with b.if_else(whole) as branches:
+            for branch, (some, few) in zip(branches, ((None, None), (down, over)), strict=True):
+                with branch:
+                    for half, rows in enumerate(read(b, here, some, few)):
+                        turned = rows if across == self.across else transposed(b, rows)
+                        for i, row in enumerate(turned):
+                            write_dense(b, row, moved(b, tiles, i64(LINES * half + i), i64(LINE_BYTES)))
+
+    def _line_words(self, b: Builder, given: Side, lines: Any, k: Any) -> Iterator[list[Any]]:
+        """The words of each line as a vector, 16 lines and then 16 more."""
         count = self.form.along
         inside = None if k is None else first_lanes(b, k, count)
-        rows = []
-        for i in range(LINES):
-            mask = inside
-            if lines is not None:
-                mask = b.and_(inside, broadcast(b, b.icmp_signed("<", i64(i), lines), count))
-            x = read_dense(b, given.at(b, i64(i), i64(0)).address, self.source, count, mask)
-            rows.append(b.bitcast(self._narrowed(b, x), WORDS))
-        return rows, False
+        for first in (0, LINES):
+            rows = []
+            for i in range(first, first + LINES):
+                mask = inside
+                if lines is not None:
+                    mask = b.and_(inside, broadcast(b, b.icmp_signed("<", i64(i), lines), count))
+                x = read_dense(b, given.at(b, i64(i), i64(0)).address, self.source, count, mask)
+                rows.append(b.bitcast(self._narrowed(b, x), WORDS))
+            yield rows
 
-    def _between(self, b: Builder, given: Side, lines: Any, k: Any) -> tuple[list[Any], bool]:
-        """Words of 16 lines as vectors, from a matrix that is dense from line to line."""
+    def _column_words(self, b: Builder, given: Side, lines: Any, k: Any) -> Iterator[list[Any]]:
+        """The same word of 16 lines, and of 16 more, as a vector, word by word."""
         group = self.form.group
-        inside = None if lines is None else first_lanes(b, lines, LINES)
-        rows = []
+        inside = None if lines is None else first_lanes(b, lines, PANEL_LINES)
+        pairs = []
         for word in range(LINES):
             parts = []
             for u in range(word * group, (word + 1) * group):
                 mask = inside
                 if k is not None:
-                    mask = b.and_(inside, broadcast(b, b.icmp_signed("<", i64(u), k), LINES))
-                parts.append(read_dense(b, given.at(b, i64(0), i64(u)).address, self.source, LINES, mask))
-            rows.append(b.bitcast(_woven(b, self._narrowed(b, _joined(b, parts)), group), WORDS))
-        return rows, True
+                    mask = b.and_(inside, broadcast(b, b.icmp_signed("<", i64(u), k), PANEL_LINES))
+                at = given.at(b, i64(0), i64(u)).address
+                parts.append(self._narrowed(b, read_dense(b, at, self.source, PANEL_LINES, mask)))
+            woven = _woven(b, parts)
+            pairs.append([_joined(b, x) for x in (woven[: group // 2], woven[group // 2 :])])
+        for half in (0, 1):
+            yield [b.bitcast(pair[half], WORDS) for pair in pairs]
 
     def _narrowed(self, b: Builder, x: Any) -> Any:
         """f32 rounded to bf16; narrow elements as they are."""
@@ -235,39 +250,49 @@ class _Panels:
         lanes = x.type.count
         return b.bitcast(b.fptrunc(x, ir.VectorType(BF16, lanes)), ir.VectorType(I16, lanes))
 
-    def _singly(self, b: Builder, to: Any, given: Side, lines: Any, k: Any) -> None:
+    def _singly(self, b: Builder, to: Any, given: Side, counts: tuple[Any, Any, Any]) -> None:
         """Element by element, where the matrix is dense in neither direction."""
         one, form = ir.VectorType(self.source, 1), self.form
         size = int(form.element.width) // 8
         line_bytes, word_bytes = (4, LINE_BYTES) if self.across else (LINE_BYTES, 4)
-        with self._each_tile(b, to, lines, k) as (tile, line, along):
-            for i in range(LINES):
-                write_dense(b, constant(WORDS, 0), moved(b, tile, i64(i), i64(LINE_BYTES)))
-            here, down, over = given.at(b, line, along), b.sub(lines, line), b.sub(k, along)
-            down, over = (_least(b, x, i64(n)) for x, n in ((down, LINES), (over, form.along)))
+        lines, k, panel_bytes = counts
+        with self._lines(b, lines) as line, self._along(b, k) as along:
+            tiles, here = self._place(b, to, panel_bytes, (line, along)), given.at(b, line, along)
+            for i in range(PANEL_LINES):
+                write_dense(b, constant(WORDS, 0), moved(b, tiles, i64(i), i64(LINE_BYTES)))
+            down = _least(b, b.sub(lines, line), i64(PANEL_LINES))
+            over = _least(b, b.sub(k, along), i64(form.along))
             with steps(b, i64(0), down, 1) as i, steps(b, i64(0), over, 1) as u:
                 at = b.bitcast(here.at(b, i, u).address, one.as_pointer())
                 value = self._narrowed(b, b.load(at, typ=one, align=_size(self.source)))
+                tile, row = b.udiv(i, i64(LINES)), b.urem(i, i64(LINES))
                 word, part = b.udiv(u, i64(form.group)), b.urem(u, i64(form.group))
-                place = moved(b, tile, i, i64(line_bytes), word, i64(word_bytes), part, i64(size))
-                write_dense(b, value, place)
+                place = moved(b, tiles, tile, i64(TILE_BYTES), row, i64(line_bytes))
+                write_dense(b, value, moved(b, place, word, i64(word_bytes), part, i64(size)))
 
 
 def _joined(b: Builder, parts: list[Any]) -> Any:
-    """Vectors one after another, as one; their number is a power of 2."""
-    while len(parts) > 1:
-        lanes = 2 * parts[0].type.count
-        order = ir.Constant(ir.VectorType(I32, lanes), [ir.Constant(I32, j) for j in range(lanes)])
-        parts = [b.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+    """One vector, or two as one."""
+    if len(parts) == 1:
+        return parts[0]
+    lanes = 2 * parts[0].type.count
+    order = ir.Constant(ir.VectorType(I32, lanes), [ir.Constant(I32, j) for j in range(lanes)])
+    return b.shuffle_vector(parts[0], parts[1], order)
 
 
-def _woven(b: Builder, x: Any, parts: int) -> Any:
-    """The first element of each of so many equal parts, then the second of each, and so on."""
-    length = x.type.count // parts
-    order = [p * length + j for j in range(length) for p in range(parts)]
-    places = ir.Constant(ir.VectorType(I32, len(order)), [ir.Constant(I32, j) for j in order])
-    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), places)
+def _woven(b: Builder, parts: list[Any]) -> list[Any]:
+    """The first elements of all vectors, then the second, and so on, in as many vectors; there are 2 or 4."""
+    if len(parts) == 1:
+        return parts
+    even, odd = _woven(b, parts[::2]), _woven(b, parts[1::2])
+    lanes = parts[0].type.count
+    kind = ir.VectorType(I32, lanes)
+    halves = []
+    for x, y in zip(even, odd, strict=True):
+        for first in (0, lanes // 2):
+            order = [j + lanes * side for j in range(first, first + lanes // 2) for side in (0, 1)]
+            halves.append(b.shuffle_vector(x, y, ir.Constant(kind, [ir.Constant(I32, j) for j in order])))
+    return halves
 
 
 def _size(t: Any) -> int:
@@ -293,31 +318,23 @@ class _Blocks:
         return self.form.feature in UNITS
 
     def body(self, b: Builder, panels: tuple[_Panels, _Panels], sides: list[Side], counts: list[Any]) -> None:
-        """All of a is copied, then b a panel at a time, which stays in the nearest cache for all rows of a."""
+        """Both operands are copied; a panel of b then stays in the nearest cache for all rows of a."""
         c, a, right, space = sides
         m, n, k, fresh = counts
         step = self.form.along
-        panel_bytes = b.mul(b.sdiv(b.add(k, i64(step - 1)), i64(step)), i64(PANEL_STEP_BYTES))
+        length = b.mul(b.udiv(b.add(k, i64(step - 1)), i64(step)), i64(PANEL_STEP_BYTES))
+        panel_bytes = b.add(length, i64(LINE_BYTES))
         scratch = space.address
-        columns = moved(b, scratch, i64(1), i64(SCRATCH_BYTES))
-        rows = moved(b, columns, i64(1), panel_bytes)
+        rows = moved(b, scratch, i64(1), i64(SCRATCH_BYTES))
         ends = {x: b.add(x, i64(PANEL_LINES - 1)) for x in (m, n)}
-        with steps(b, i64(0), ends[m], PANEL_LINES) as i:
-            to = moved(b, rows, b.sdiv(i, i64(PANEL_LINES)), panel_bytes)
-            lines = _least(b, b.sub(m, i), i64(PANEL_LINES))
-            panels[0].copy(b, to, a.at(b, i, i64(0)), lines, k)
-        if self.by_tiles:
-            _configure(b)
-        with steps(b, i64(0), ends[n], PANEL_LINES) as j:
-            wide = _least(b, b.sub(n, j), i64(PANEL_LINES))
-            turned = right.at(b, i64(0), j)
-            panels[1].copy(b, columns, Side(turned.address, turned.column, turned.row), wide, k)
-            with steps(b, i64(0), ends[m], PANEL_LINES) as i:
-                high = _least(b, b.sub(m, i), i64(PANEL_LINES))
-                x = moved(b, rows, b.sdiv(i, i64(PANEL_LINES)), panel_bytes)
-                self._one(b, c.at(b, i, j), (x, columns, scratch), (high, wide, panel_bytes), fresh)
-        if self.by_tiles:
-            call(b, "llvm.x86.tilerelease", VOID, [])
+        columns = moved(b, rows, b.udiv(ends[m], i64(PANEL_LINES)), panel_bytes)
+        panels[0].copy(b, rows, a, (m, k, panel_bytes))
+        panels[1].copy(b, columns, Side(right.address, right.column, right.row), (n, k, panel_bytes))
+        with steps(b, i64(0), ends[n], PANEL_LINES) as j, steps(b, i64(0), ends[m], PANEL_LINES) as i:
+            x = moved(b, rows, b.udiv(i, i64(PANEL_LINES)), panel_bytes)
+            y = moved(b, columns, b.udiv(j, i64(PANEL_LINES)), panel_bytes)
+            left = tuple(_least(b, b.sub(total, at), i64(PANEL_LINES)) for total, at in ((m, i), (n, j)))
+            self._one(b, c.at(b, i, j), (x, y, scratch), (*left, length), fresh)
 
     def _one(
         self, b: Builder, c: Side, parts: tuple[Any, Any, Any], counts: tuple[Any, Any, Any], fresh: Any
@@ -428,7 +445,7 @@ def _tile(number: int) -> Any:
     return ir.Constant(I8, number)
 
 
-def _configure(b: Builder) -> None:
+def configure(b: Builder) -> None:
     """All eight tiles whole: palette 1, 64 bytes a row, 16 rows (the manual's table of the tile configuration)."""
     name = "tiles.whole"
     found = b.module.globals.get(name)
@@ -470,5 +487,22 @@ def _multiplying(form: Format, total: Any, sources: dict[Any, Any]) -> Any:
     return operation
 
 
+def _on_tiles(emit: Callable[[Builder], None]) -> Any:
+    @intrinsic
+    def operation(typing: Any) -> Any:
+        def generate(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            if any(form.feature in UNITS for form in (BF16_SUMS, I8_SUMS)):
+                emit(b)
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return operation
+
+
+start_tiles = _on_tiles(configure)
+"""`start_tiles()`: before the first product of a function, on each thread that runs it."""
+stop_tiles = _on_tiles(lambda b: call(b, "llvm.x86.tilerelease", VOID, []))
+"""`stop_tiles()`: after the last; the system need not keep the tiles of the thread any longer."""
 multiply_bf16 = _multiplying(BF16_SUMS, types.float32, {types.uint16: I16, types.float32: F32})
 multiply_i8 = _multiplying(I8_SUMS, types.int32, {types.int8: I8})
