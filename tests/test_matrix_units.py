@@ -164,7 +164,8 @@ def assembly(monkeypatch: pytest.MonkeyPatch, form: Any, units: tuple[str, ...],
     size = form.element.width // 8
     sides = [Side(x, i64(1024), i64(s)) for x, s in zip(function.args, (4, size, size, 4), strict=False)]
     panels = [matrix_units._Panels(form, form.element, across) for across in (False, True)]
-    matrix_units.configure(b)
+    if form.feature in units:
+        matrix_units.configure(b)
     matrix_units._Blocks(form).body(b, (panels[0], panels[1]), sides, list(function.args[4:]))
     b.ret_void()
     binding.initialize_all_targets()
