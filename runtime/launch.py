@@ -89,13 +89,16 @@ class Kernel:
         )
         return None if not delivered else delivered[0] if len(delivered) == 1 else delivered
 
-    def ready(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Ready | None:
+    def ready(
+        self, positional: Sequence[Any], named: Mapping[str, Any], outs: Sequence[Any] = ()
+    ) -> Ready | None:
         """What runs calls with the `call_key` of this one, which has succeeded; None where each needs its checks: where
-        parameters are updated in place or tensors lie between launches."""
+        parameters are updated in place, tensors lie between launches or results are written to arrays with gaps."""
         updated = any(t.inout for t in self.graph.tensors.values())
         given = self._bind(tuple(positional), dict(named))
         tensors = {n: given[n] for n in self.graph.tensors}
         odd = any(type(x) is not np.ndarray or not x.flags.aligned for x in tensors.values())
+        odd |= any(not x.flags.c_contiguous for x in outs)
         if self._edited or updated or odd or self.module.scratch or not tensors:
             return None
         order = [*self.graph.order[: len(positional)], *named]

@@ -372,8 +372,8 @@ def test_run_edited_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     edited = tmp_path / "edited.py"
     edited.write_text(source)
     assert main(["run", ADD, "-D", "N=100", "--source", str(edited)]) == 0
-    assert source.count(" + load_some(y") == 1
-    edited.write_text(source.replace(" + load_some(y", " - load_some(y"))
+    assert source.count(" + load_some_wide(y") == 1
+    edited.write_text(source.replace(" + load_some_wide(y", " - load_some_wide(y"))
     assert main(["run", ADD, "-D", "N=100", "--source", str(edited)]) == 1
     assert "WRONG" in capsys.readouterr().out
 

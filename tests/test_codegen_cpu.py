@@ -717,17 +717,18 @@ def test_reductions_along_and_across_the_lanes(shape: tuple[int, int]) -> None:
         np.testing.assert_array_equal(np.isnan(spoiled["t"]), np.isnan(x).any(0))
 
 
+@pytest.mark.parametrize("tile", [16, 64])
 @pytest.mark.parametrize("kernel", ["softmax", "layernorm"])
-def test_a_second_pass_uses_what_one_tile_left(kernel: str) -> None:
+def test_a_second_pass_uses_what_one_tile_left(kernel: str, tile: int) -> None:
     text = {
         "softmax": "kernel k(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = softmax[n](x[m, n]) }",
         "layernorm": "kernel k(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = layernorm[n](x[m, n], 0.25) }",
     }[kernel]
-    tiles = parse_schedule("schedule s for k on cpu { tile m by 1, n by 16 }")
-    made = compile_kernel(parse(text)["k"], CPU, {"M": 3, "N": 16}, schedule=tiles)
-    assert made.source.count("# one tile, whose values are still there") == 1
+    tiles = parse_schedule(f"schedule s for k on cpu {{ tile m by 1, n by {tile} }}")
+    made = compile_kernel(parse(text)["k"], CPU, {"M": 3, "N": tile}, schedule=tiles)
+    assert made.source.count("# one tile, whose values are still there") == (kernel == "softmax")
     run_it = Kernel(made.graph, made.module, kernels.build(made.source))
-    for n in (0, 1, 15, 16, 17, 40):
+    for n in (0, 1, tile - 1, tile, tile + 1, 2 * tile + 8):
         x = normal(3, n)
         wide = x.astype(np.float64)
         if kernel == "softmax":
@@ -737,6 +738,64 @@ def test_a_second_pass_uses_what_one_tile_left(kernel: str) -> None:
             c = wide - wide.mean(1, keepdims=True) if n else wide
             want = c / np.sqrt((c * c).mean(1, keepdims=True) + 0.25) if n else wide
         close(run_it(x).astype(np.float64), want, 1e-5)
+
+
+WIDE_ROWS = """module w { tile w(
+    x: f32[M, N], w: f32[N], high: out f32[M], low: out f32[M], ones: out f32[M], y: out f32[M, N]
+) {
+    extents M, N
+    for m in M parallel {
+        for n in N by 128 carry (a: f32 = fill(-inf), b: f32 = fill(inf), c: f32 = fill(0.0), d: f32 = fill(0.0)) {
+            v: f32[n] = load x[m, n]
+            u: f32[n] = v + load w[n]
+            yield max(a, max[n](u)), min(b, min[n](u)), c + sum[n](where(0 <= n, 1.0, 0.0)), d + sum[n](u * u)
+        }
+        store high[m] = a
+        store low[m] = b
+        store ones[m] = c
+        for n in N by 128 {
+            u: f32[n] = load x[m, n] + load w[n]
+            store y[m, n] = where(c == 7.0, 0.5, u * u / d)
+        }
+    } } }"""
+"""Tiles of whole wide vectors."""
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 64, 127, 128, 129, 300])
+def test_rows_by_wide_vectors(n: int) -> None:
+    x, w = normal(5, n), normal(n)
+    if n > 1:
+        x[1, n // 2], x[2, n - 1], x[3] = np.nan, np.inf, 0
+        x[4] *= np.float32(1e-19)  # squares below the normal range
+        w[0] = 0
+    got = both(WIDE_ROWS, {"x": x, "w": w}, 1e-5)
+    u = x + w
+    np.testing.assert_array_equal(got["high"], u.max(1, initial=-np.inf))
+    np.testing.assert_array_equal(got["low"], u.min(1, initial=np.inf))
+    np.testing.assert_array_equal(got["ones"], np.full(5, n))
+    strided = np.full((5, 3 * n + 1), np.nan, np.float32)[:, : 3 * n : 3]
+    strided[:] = x
+    for name, value in compiled(WIDE_ROWS, {"x": strided, "w": w}).items():
+        np.testing.assert_array_equal(value, got[name], name)
+
+
+def test_what_a_row_needs_shares_one_loop_and_no_copy_of_it() -> None:
+    source = cpu.generate(module_of(WIDE_ROWS))
+    assert "one tile" not in source  # nothing is kept: the row is read again
+    assert "part(" not in source
+    assert source.count("for n_i in range(0, n_n, WIDE)") == 1
+    assert source.count(" = noting_nan(") == 2
+    assert "= f32(n_n)" in source
+
+
+def test_a_row_is_asked_for_while_what_it_holds_is_computed() -> None:
+    text = "kernel k(x: f32[M, N]) -> y: f32[M, N] { y[m, n] = softmax[n](x[m, n]) }"
+    tiles = parse_schedule("schedule s for k on cpu { tile m by 1, n by 64 }")
+    made = compile_kernel(parse(text)["k"], CPU, {"M": 3, "N": 64}, schedule=tiles)
+    lines = [line.strip() for line in made.source.splitlines()]
+    place = lines.index("prefetch_wide(y, (m, n_0 + n_i))")
+    assert lines[place - 2].startswith("store_wide(e, ")
+    assert lines[place + 1].startswith("z_sum = sum_lanes(")
 
 
 def test_a_second_pass_over_other_values_computes_its_own() -> None:

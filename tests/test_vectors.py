@@ -12,17 +12,24 @@ from numba import njit
 from tileloom.runtime.intrinsics.cpu import f32, fma, maximum, minimum, select
 from tileloom.runtime.intrinsics.vectors import (
     LANES,
+    WIDE,
     indices,
     lanes_bool,
     lanes_f32,
+    lanes_f32_wide,
+    larger,
     lanes_f64,
     lanes_i64,
     load,
     load_some,
+    load_wide,
     max_lanes,
     min_lanes,
+    noting_nan,
+    smaller,
     store,
     store_some,
+    store_wide,
     sum_lanes,
     within,
 )
@@ -125,3 +132,71 @@ def test_lanes_beyond_a_count_are_replaced() -> None:
         y = np.zeros(LANES, np.float32)
         kept(x, y, n)
         np.testing.assert_array_equal(y, np.where(np.arange(LANES) < n, x, -1))
+
+
+@njit(error_model="numpy")
+def quotients(x: Any, z: Any, out: Any) -> None:
+    for i in range(0, x.size, WIDE):
+        store_wide(out, (i,), load_wide(x, (i,)) / z)
+
+
+DIVIDENDS = np.concatenate(
+    [
+        np.random.default_rng(3).standard_normal(1 << 16).astype(np.float32),
+        np.exp2(-90 * np.random.default_rng(4).random(1 << 16)).astype(np.float32),
+        np.resize(np.array([0.0, 1.0, 3.0, 2.0**-90, 2.0**100, -5.0], np.float32), 1 << 12),
+    ]
+)
+"""What the reciprocal serves: steps of WIDE without zeros below 0, infinities, NaN or what lies under 2^-90."""
+DIVISORS = [
+    1,
+    3,
+    -3,
+    7,
+    0.1,
+    1 / 3,
+    2**24,
+    2**24 + 2,
+    2**-24,
+    2**-25,
+    1 + 2**-23,
+    2 - 2**-22,
+    2 - 2**-23,
+    1.7777777,
+]
+
+
+@pytest.mark.parametrize("z", [*DIVISORS, 0, -0.0, 1e-45, 3e38, np.inf, np.nan])
+def test_a_vector_by_a_number_is_rounded_like_a_division(z: float) -> None:
+    every = np.arange(0, 2**32, 65521, dtype=np.uint32).view(np.float32)
+    for x in (DIVIDENDS, np.resize(every, every.size // WIDE * WIDE), np.resize(SPECIAL, WIDE)):
+        got = np.empty_like(x)
+        quotients(x, np.float32(z), got)
+        with np.errstate(all="ignore"):
+            want = x / np.float32(z)
+        odd = np.isnan(want)
+        np.testing.assert_array_equal(np.isnan(got), odd)
+        np.testing.assert_array_equal(got[~odd].view(np.uint32), want[~odd].view(np.uint32))
+
+
+@njit
+def extremes(x: Any) -> Any:
+    high, low = noting_nan(lanes_f32_wide(-np.inf)), noting_nan(lanes_f32(np.inf))
+    for i in range(0, x.size, WIDE):
+        high = larger(high, load_wide(x, (i,)))
+    for i in range(0, x.size, LANES):
+        low = smaller(low, load(x, (i,)))
+    return max_lanes(high), min_lanes(low)
+
+
+@pytest.mark.parametrize("at", [0, LANES - 1, WIDE // 2, WIDE - 1, 3 * WIDE - 1])
+def test_extremes_of_many_vectors_keep_a_nan_wherever_it_stands(at: int) -> None:
+    x = np.random.default_rng(at).standard_normal(3 * WIDE).astype(np.float32)
+    x[at] = 9
+    assert extremes(x) == (9, x.min())
+    x[at] = -9
+    assert extremes(x) == (x.max(), -9)
+    for odd in (np.nan, -np.nan):
+        x[at] = odd
+        assert all(np.isnan(v) for v in extremes(x))
+    assert extremes(np.full(WIDE, -np.inf, np.float32)) == (-np.inf, -np.inf)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...dsl.types import DType, promote
+from ..interpreter.tile import integer
 from ..tile_ir import (
     Apply,
     AxisIndex,
@@ -73,6 +74,8 @@ class Expressions:
         self.before_rows: dict[str, str] | None = None
         """In a loop over the rows of columns: variables with what only the column decides, by the buffer they were read
         from. A store to a row would keep the compiler from reading it once."""
+        self._again: dict[int, Code | None] = {}
+        """Parts of the expression at hand that occur in it more than once, by `id`, and their names once they have one."""
         self._guarded_reads: dict[int, tuple[Expr, bool]] = {}
         for w in self.program.whole:
             size = self.value(w.extent, bound=True).text
@@ -104,8 +107,22 @@ class Expressions:
         return "WIDE" if name == "LANES" else f"{name}_wide"
 
     def _is_wide(self, axis: Axis | None) -> bool:
-        """Do loops along an axis take WIDE elements at a time? Where it is that of chained products, in whole steps."""
-        return axis is not None and axis.name == self.columns and axis.size % WHOLE_WIDE == 0  # type: ignore[operator]
+        """Do loops along an axis take WIDE elements at a time? Where its tile has whole steps: then some operations wait
+        while others run, and a buffer ends with a step."""
+        size = self._length(axis.size) if axis is not None else None
+        return size is not None and size % WHOLE_WIDE == 0
+
+    def _length(self, size: int | Expr) -> int | None:
+        """A size as a number, where statics give it."""
+        if isinstance(size, int):
+            return size
+        known = dict(self.program.statics)
+        leaves = [x for x in subexpressions(size) if not operands(x)]
+        if any(
+            not isinstance(x, Const) and (not isinstance(x, ExtentRef) or x.name not in known) for x in leaves
+        ):
+            return None
+        return integer(size, known)
 
     @property
     def _remaining(self) -> str:
@@ -117,7 +134,11 @@ class Expressions:
 
     def value(self, e: Expr, bound: bool = False) -> Code:
         """The expression at the current lanes. May first write lines that name its parts."""
-        return run(self._value(e, "", bound))
+        before = self._again
+        self._again = dict.fromkeys(repeated(e)) if self.along is not None and not bound else {}
+        code = run(self._value(e, "", bound))
+        self._again = before
+        return code
 
     def _named(self, c: Code) -> Code:
         """`c` under a name of its own."""
@@ -128,6 +149,9 @@ class Expressions:
         return replace(c, text=name, level=ATOM)
 
     def _value(self, e: Expr, guard: str, bound: bool) -> Steps[Code]:
+        known = self._again.get(id(e))
+        if known is not None:
+            return known
         if isinstance(e, Apply) and e.op in ("where", "and", "or") and not bound and self._needs_guard(e):
             guarded: Code = yield self._guarded(e, guard)
             return guarded
@@ -136,6 +160,8 @@ class Expressions:
             for x in operands(e):
                 args.append((yield self._value(x, guard, bound)))
         code = self._code(e, args, guard, bound)
+        if id(e) in self._again:
+            code = self._again[id(e)] = self._named(code)
         return self._named(code) if len(code.text) > LINE and not bound else code
 
     def _code(self, e: Expr, args: list[Code], guard: str, bound: bool) -> Code:
@@ -326,3 +352,20 @@ class Expressions:
         if dtype.is_float or (held(c.dtype) is DType.I32 and dtype is DType.I64):
             return replace(self._convert(c, dtype), dtype=dtype)
         return Code(f"to_{dtype}({c.text})", dtype)
+
+
+def repeated(e: Expr) -> set[int]:
+    """The `id`s of reads and operations that are the same object in several places of an expression."""
+    seen: set[int] = set()
+    again: set[int] = set()
+    pending = [e]
+    while pending:
+        x = pending.pop()
+        if not isinstance(x, Load | Apply):
+            pending += operands(x)
+        elif id(x) in seen:
+            again.add(id(x))
+        else:
+            seen.add(id(x))
+            pending += operands(x) if isinstance(x, Apply) else ()
+    return again

@@ -30,9 +30,10 @@ from ..tile_ir import (
 )
 from .cpu_narrow import TIER, VERBS
 from .cpu_values import Product, Values, is_zero
+from .cpu_vectors import recomputed
 from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
 from .placement import depends_on_data, inherited, inlined, merge
-from .repeats import repeats
+from .repeats import Repeat, repeats
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Task(Values):
         self.grid, self.before = grid, before
         self.repeats = repeats(self.program)
         self.kept = kept = {n for r in self.repeats.values() for n in r.kept}
-        self.inlined = inlined(self.program, self.types) - kept
+        self.recomputed = recomputed(self.program, self.types, kept)
+        self.inlined = inlined(self.program, self.types) - kept | self.recomputed
         taken = inherited(self.program, self.inlined)
         self.inherited = {n: x for n, x in taken.items() if x not in kept}
         self.parallel, self.serial = _parallel(grid, self.tainted)
@@ -250,6 +252,10 @@ class Task(Values):
         if repeat is None:
             self._for(s)
             return
+        self._prefetch(repeat)
+        if repeat.kept <= self.recomputed:
+            self._for(s)
+            return
         axis, depth = repeat.earlier.axis, self.depth
         self.open(f"if 0 < {self._end(axis).text} <= {axis.tile}:  # one tile, whose values are still there")
         self._body(repeat.body)
@@ -257,6 +263,31 @@ class Task(Values):
         self.open("else:")
         self._for(s)
         self.depth = depth
+
+    def _prefetch(self, repeat: Repeat) -> None:
+        """In the last loop along a row before the one that stores it, ask for the memory, which then comes meanwhile."""
+        axis = repeat.earlier.axis.name
+        nest, depth = self._nest_along.get(axis), self.depth
+        if nest is None or not nest.lanes:
+            return
+        after = self.lines[nest.end :]
+        del self.lines[nest.end :]
+        self.depth, self.along = nest.depth + 1, self.axes[axis]
+        for s in repeat.body:
+            if isinstance(s, Store) and self._runs_along(s, axis):
+                index = self._lanes_from(Load(s.tensor, s.subscripts))
+                self.line(f"{self._sized('prefetch')}({self.tensor(s.tensor)}, {index})")
+        self.lines += after
+        self._close(depth)
+
+    def _runs_along(self, s: Store, axis: str) -> bool:
+        """Does a store write the last dimension of its tensor along an axis, at subscripts known before?"""
+        simple = all(isinstance(ix, AxisIndex) for ix in s.subscripts)
+        return (
+            simple
+            and s.subscripts[-1] == AxisIndex(axis)
+            and self._dense(s.subscripts, axis, self.params[s.tensor])
+        )
 
     def _let(self, s: Let) -> None:
         value = s.value if self.types.of(s.value).dtype is s.type.dtype else Cast(s.type.dtype, s.value)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...dsl.types import DType
-from ..interpreter.tile import integer
 from ..tile_ir import (
     Apply,
     AxisIndex,
@@ -15,7 +14,6 @@ from ..tile_ir import (
     Const,
     Dot,
     Expr,
-    ExtentRef,
     Fill,
     Load,
     Name,
@@ -30,9 +28,11 @@ from .cpu_vectors import computes_lanes
 from .numba_text import (
     ATOM,
     FOLDS,
+    HELD,
     HIGHEST,
     LANES,
     LOWEST,
+    NOTING,
     Axis,
     Buffer,
     Code,
@@ -102,6 +102,8 @@ class Values(Expressions):
         self._copied: Buffer | None = None
         self._definitions = definitions(self.program)
         self._last_nest: Nest | None = None
+        self._nest_along: dict[str, Nest] = {}
+        """The latest loop along each axis."""
 
     def _declare(self, name: str, type_: TileType) -> Buffer | Variable:
         dtype = held(type_.dtype)
@@ -123,18 +125,6 @@ class Values(Expressions):
         found = self._length(size)
         assert found is not None, "axes that are taken whole are static"
         return found
-
-    def _length(self, size: int | Expr) -> int | None:
-        """A size as a number, where statics give it."""
-        if isinstance(size, int):
-            return size
-        known = dict(self.program.statics)
-        leaves = [x for x in subexpressions(size) if not operands(x)]
-        if any(
-            not isinstance(x, Const) and (not isinstance(x, ExtentRef) or x.name not in known) for x in leaves
-        ):
-            return None
-        return integer(size, known)
 
     def _nest(self, axes: Iterable[str]) -> int:
         """Open loops over the lanes of tile axes; returns how many."""
@@ -261,23 +251,33 @@ class Values(Expressions):
             self._close(depth)
             self._last_nest = Nest(place.axes, True, depth, start, len(self.lines), inner, before)
             return
-        if last is not None and last.at(self) == (place.axes, computes_lanes(self, value, place.axes[-1])):
-            self.depth += 1
-            self.along = self.axes[place.axes[-1]] if last.lanes else None
-            start = last.start
+        if last is not None and last.takes(self, place.axes, value):
+            start, tail = last.start, self._reopen(last)
         else:
-            start = self._nest_of(place.axes, [value])
+            start, tail = self._nest_of(place.axes, [value]), Tail()
         code, lanes = self._convert(self.value(value), place.dtype), self.along is not None
         if lanes:
             self.line(f"{self._sized('store')}({place.name}, {self._at(place.axes)}, {code.text})")
         else:
             self.line(f"{self._view(place, place.axes)} = {code.text}")
         self._close(depth)
-        self._ended(place.axes, lanes, start)
+        self._ended(place.axes, lanes, start, tail)
 
-    def _ended(self, axes: tuple[str, ...], lanes: bool, start: int) -> None:
-        """A nest over one axis ends here: what follows may join it."""
-        self._last_nest = Nest(axes, lanes, self.depth, start, len(self.lines)) if len(axes) == 1 else None
+    def _ended(self, axes: tuple[str, ...], lanes: bool, start: int, tail: Tail | None = None) -> None:
+        """A nest over one axis ends here, but for the lines of its tail: what follows may join it."""
+        tail = tail or Tail()
+        end = len(self.lines)
+        self.lines += tail.lines
+        self._last_nest = Nest(axes, lanes, self.depth, start, end, tail=tail) if len(axes) == 1 else None
+        if self._last_nest is not None:
+            self._nest_along[axes[0]] = self._last_nest
+
+    def _reopen(self, nest: Nest) -> Tail:
+        """Go on inside a loop that ended above; returns the lines that stand after it."""
+        del self.lines[nest.end :]
+        self.depth += 1
+        self.along = self.axes[nest.axes[-1]] if nest.lanes else None
+        return nest.tail
 
     def _prepare(self, e: Expr, hint: str, nest: tuple[str, ...]) -> Expr:
         """Compute the products and reductions inside `e`, leaving an expression that a nest over `nest` can evaluate."""
@@ -544,6 +544,8 @@ class Values(Expressions):
         computed, along the reduced axis or the last of the others; else element by element."""
         type_ = self.types.of(r)
         axes = tuple(a for a in self.types.of(r.arg).axes if a in r.over) or r.over
+        if counts_lanes(r):
+            return self._lane_count(self.axes[r.over[0]], type_, f"{hint}_{r.fn}")
         r = replace(r, arg=self._prepare(self._expand(r.arg), hint, (*type_.axes, *axes)))
         if r.fn in FOLDS and computes_lanes(self, r.arg, axes[-1]):
             return self._fold_along(r, axes, type_, hint)
@@ -551,28 +553,45 @@ class Values(Expressions):
             return self._fold_across(r, type_, hint)
         return self._fold(r, type_, hint)
 
+    def _lane_count(self, axis: Axis, type_: TileType, hint: str) -> Expr:
+        """How many lanes a tile has along an axis, as a value; the line joins the tail of a loop that ends just above."""
+        total, last = self._variable(hint, type_.dtype), self._last_nest
+        found = self._bound(total.name, type_, total)
+        ends_above = last is not None and last.ends_above(self)
+        self.line(f"{total.name} = {HELD[type_.dtype]}({axis.count})")
+        if last is not None and ends_above:
+            self._last_nest = replace(last, tail=last.tail.then(self.lines[-1], found.name))
+        return found
+
     def _fold_along(self, r: Reduce, over: tuple[str, ...], type_: TileType, hint: str) -> Expr:
         """One vector of partial results for each element of the result, the reduced axis along its lanes."""
         depth, total = self.depth, self._total(r, type_, hint)
         self._nest(type_.axes)
         inner, last, first = self.depth, self._last_nest, identity(r.fn, type_.dtype)
+        notes = r.fn in NOTING and type_.dtype.is_float
         partial = self.names.new(f"{hint}_{r.fn}_lanes")
-        start = f"{partial} = {self._sized(LANES[type_.dtype], self.axes[over[-1]])}({first.text})"
-        if last is not None and last.at(self) == (over, True):
+        empty = f"{self._sized(LANES[type_.dtype], self.axes[over[-1]])}({first.text})"
+        start = f"{partial} = noting_nan({empty})" if notes else f"{partial} = {empty}"
+        if last is not None and last.takes(self, over, r.arg):
+            line, tail = last.start + 1, self._reopen(last)
             self.lines.insert(last.start, "    " * inner + start)
-            self.depth, self.along = inner + 1, self.axes[over[-1]]
         else:
             self.line(start)
-            self._nest_of(over, [r.arg])
+            line, tail = self._nest_of(over, [r.arg]), Tail()
         element = self._operand(r, type_.dtype)
         element = replace(
             element, text=f"within({element.text}, {self._remaining}, {first.text})", level=ATOM
         )
-        self._take(r.fn, Code(partial, type_.dtype, lanes=True), element)
+        if notes:
+            self.line(f"{partial} = {NOTING[r.fn]}({partial}, {element.text})")
+        else:
+            self._take(r.fn, Code(partial, type_.dtype, lanes=True), element)
         self._close(inner)
-        self.line(f"{self._target(total)} = {r.fn}_lanes({partial})")
+        found = self._bound(total.name, type_, total)
+        finish = f"{self._target(total)} = {r.fn}_lanes({partial})"
+        self._ended(over, True, line, tail.then("    " * inner + finish, found.name))
         self._close(depth)
-        return self._bound(total.name, type_, total)
+        return found
 
     def _fold_across(self, r: Reduce, type_: TileType, hint: str) -> Expr:
         """The last axis of the result along the lanes, the reduced one step by step."""
@@ -639,10 +658,21 @@ class Values(Expressions):
 
 
 @dataclass(frozen=True)
+class Tail:
+    """Lines after a loop that make results of what it gathered in vectors, and the names of these results."""
+
+    lines: tuple[str, ...] = ()
+    results: frozenset[str] = frozenset()
+
+    def then(self, line: str, result: str) -> Tail:
+        return Tail((*self.lines, line), self.results | {result})
+
+
+@dataclass(frozen=True)
 class Nest:
-    """A loop over one axis that ended at line `end`; its own line is `start`, at this depth. `lanes`: by vectors. With two
-    axes it runs over the last, and the loop over the other, at line `inner`, stands in it; `before` are the buffers read
-    before that one, and the names of what they held."""
+    """A loop over one axis that ended at line `end`; its own line is `start`, at this depth; only its tail stands after it.
+    `lanes`: by vectors. With two axes it runs over the last, and the loop over the other, at line `inner`, stands in it;
+    `before` are the buffers read before that one, and the names of what they held."""
 
     axes: tuple[str, ...]
     lanes: bool
@@ -651,10 +681,23 @@ class Nest:
     end: int
     inner: int = 0
     before: tuple[tuple[str, str], ...] = ()
+    tail: Tail = Tail()
 
     def at(self, task: Values) -> tuple[tuple[str, ...], bool] | None:
         """The axes and the kind of the loop if it ends just above."""
         return (self.axes, self.lanes) if (self.depth, self.end) == (task.depth, len(task.lines)) else None
+
+    def ends_above(self, task: Values) -> bool:
+        """Does nothing but its tail stand between the loop and here?"""
+        return (self.depth, self.end + len(self.tail.lines)) == (task.depth, len(task.lines))
+
+    def takes(self, task: Values, axes: tuple[str, ...], value: Expr) -> bool:
+        """May a value over these axes be computed in the loop too? Not where it reads what the tail makes."""
+        return (
+            self.ends_above(task)
+            and (self.axes, self.lanes) == (axes, computes_lanes(task, value, axes[-1]))
+            and not any(isinstance(x, Name) and x.name in self.tail.results for x in subexpressions(value))
+        )
 
 
 @dataclass(frozen=True)
@@ -709,6 +752,20 @@ def pack_verb(given: DType, to: DType) -> str:
         return f"pack_{given}" if to is DType.F32 else ""
     integers = given.is_integer and to.is_integer and given.bits <= to.bits
     return "pack" if integers or given is to or (given, to) == (DType.F32, DType.F64) else ""
+
+
+def counts_lanes(r: Reduce) -> bool:
+    """Is it a sum of ones over an axis? The lowering gives what lacks the reduced axis a condition that always holds."""
+    match r.arg:
+        case Apply(op="where", args=(Apply(op="le", args=(Const(value=0), AxisIndex(axis=a))), one, zero)):
+            return (
+                r.fn == "sum"
+                and r.over == (a,)
+                and is_zero(zero)
+                and isinstance(one, Const)
+                and one.value == 1
+            )
+    return False
 
 
 def is_zero(e: Expr) -> bool:

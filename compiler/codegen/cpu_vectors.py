@@ -9,9 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...dsl.types import DType
-from ..tile_ir import Apply, AxisIndex, Cast, Expr, Fill, Load, Name, operands
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Cast,
+    Const,
+    Expr,
+    Fill,
+    Let,
+    Load,
+    Name,
+    ScalarRef,
+    TileProgram,
+    operands,
+)
 from .numba_text import BY_TYPE, Buffer, held
-from .placement import depends_on_data
+from .placement import Types, bodies, data_dependent, depends_on_data, uses_of, written
 
 if TYPE_CHECKING:
     from .cpu_expressions import Expressions
@@ -37,6 +50,9 @@ ARITHMETIC = frozenset(
     }
 )
 """Operations on vectors of any element type."""
+CHEAP = frozenset({"add", "sub", "mul"})
+MOST_AGAIN = 2
+"""So many of these operations on what is read are done again rather than kept in memory, which takes a store and a load."""
 FLOATING = frozenset({"abs", "sqrt", "floor", "ceil", "round", "rsqrt"})
 """Those on vectors of floats."""
 
@@ -93,3 +109,41 @@ def _applies(task: Expressions, e: Apply) -> bool:
     return (e.op in BY_TYPE and not wide) or (
         e.op in FLOATING and all(task.types.of(x).dtype.is_float for x in e.args)
     )
+
+
+def recomputed(program: TileProgram, types: Types, kept: set[str]) -> frozenset[str]:
+    """Names of rows that every loop computes where it reads them: reads along a tensor's last dimension in the type that
+    they are computed in, and a few additions and products of those and of numbers. A copy would only push them out of the
+    nearest cache. Of the `kept` ones, which are read after their loop too, reads only: names may have other values there."""
+    uses, stored = uses_of(program, types), written(program)
+    tainted = data_dependent(program)
+    found: dict[str, int] = {}
+
+    def work(e: Expr, axis: str) -> int | None:
+        """How many operations it takes; None where it is not of this kind."""
+        match e:
+            case Name(name=n) if n in found:
+                return found[n]
+            case Name() | Const() | ScalarRef() if axis not in types.of(e).axes:
+                return 0
+            case Load(tensor=t) if t not in stored and held(types.of(e).dtype) is types.of(e).dtype:
+                *others, last = e.subscripts
+                apart = not any(axis in types.of(x).axes or depends_on_data(x, tainted) for x in others)
+                return 0 if last == AxisIndex(axis) and apart else None
+            case Apply(op=op, args=args) if op in CHEAP:
+                parts = [work(x, axis) for x in args]
+                return None if None in parts else 1 + sum(n for n in parts if n is not None)
+        return None
+
+    for _, body in bodies(program.body):
+        for s in body:
+            if isinstance(s, Let) and len(s.type.axes) == 1 and types.of(s.value).dtype is s.type.dtype:
+                near = all(
+                    u.body == id(body) and u.nest == frozenset(s.type.axes) and not u.is_operand
+                    for u in uses.get(s.name, [])
+                )
+                near &= s.name not in kept or isinstance(s.value, Load)
+                operations = work(s.value, s.type.axes[0]) if near else None
+                if operations is not None and operations <= MOST_AGAIN:
+                    found[s.name] = operations
+    return frozenset(found)

@@ -39,10 +39,14 @@ FOLDS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "
 """What takes the next element into a reduction."""
 WHOLE_WIDE = 64
 """A multiple of the number of elements in a wide vector anywhere."""
-SIZED = frozenset({"load", "load_some", "store", "store_some", "indices", *LANES.values()})
+SIZED = frozenset({"load", "load_some", "store", "store_some", "prefetch", "indices", *LANES.values()})
 """Functions whose results have LANES lanes; each has a twin for WIDE."""
+NOTING = {"max": "larger", "min": "smaller"}
+"""What takes the next vector of floats into an extreme that notes NaN aside."""
 VECTORS = frozenset(
-    {"LANES", "WIDE", "within", *SIZED} | {f"{name}_wide" for name in SIZED} | {f"{fn}_lanes" for fn in FOLDS}
+    {"LANES", "WIDE", "within", "noting_nan", *NOTING.values(), *SIZED}
+    | {f"{name}_wide" for name in SIZED}
+    | {f"{fn}_lanes" for fn in FOLDS}
 )
 """Names a generated file may import from the module of vectors."""
 EXPORTS = frozenset(

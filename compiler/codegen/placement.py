@@ -204,7 +204,8 @@ def bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt | None, tuple[Stmt, ..
     yield from ((s, s.body) for s in statements(body) if isinstance(s, Grid | For))
 
 
-def _uses(program: TileProgram, types: Types) -> dict[str, list[Use]]:
+def uses_of(program: TileProgram, types: Types) -> dict[str, list[Use]]:
+    """Where each name is read."""
     found: dict[str, list[Use]] = {}
 
     def visit(e: Expr, axes: tuple[str, ...] | None, body: int) -> None:
@@ -236,7 +237,7 @@ def written(program: TileProgram) -> frozenset[str]:
 
 def inlined(program: TileProgram, types: Types) -> frozenset[str]:
     """Names of tile values that their one consumer computes in its own loop nest."""
-    uses, stored = _uses(program, types), written(program)
+    uses, stored = uses_of(program, types), written(program)
     return frozenset(
         s.name
         for _, body in bodies(program.body)

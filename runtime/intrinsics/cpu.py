@@ -26,7 +26,7 @@ from .vector_math import exp_f32 as exp_f32
 from .vector_math import log2_f32 as log2_f32
 from .vector_math import log_f32 as log_f32
 from .vector_math import tanh_f32 as tanh_f32
-from .vectors import constant, converted, element, extreme, is_vector, suffix, vector_of
+from .vectors import broadcast, constant, converted, element, extreme, is_vector, suffix, vector_of
 
 bool_, f32, f64, i32, i64 = np.bool_, np.float32, np.float64, np.int32, np.int64
 u16 = np.uint16
@@ -98,7 +98,9 @@ def select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
 
     def emit(context: Any, bd: Builder, sig: Any, args: Any) -> Any:
         x, y = (converted(context, bd, v, t, kind) for v, t in zip(args[1:], sig.args[1:], strict=True))
-        return bd.select(args[0], x, y)
+        # one condition for all lanes: LLVM would branch for each register
+        alike = is_vector(kind) and not is_vector(condition)
+        return bd.select(broadcast(bd, args[0], kind.lanes) if alike else args[0], x, y)
 
     sides = (k if is_vector(k) else element(kind) for k in (a, b))
     return kind(condition if is_vector(condition) else types.boolean, *sides), emit

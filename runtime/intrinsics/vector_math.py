@@ -22,10 +22,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .vectors import call, constant, element, features, suffix, vector_of
+from .vectors import call, constant, element, features, joined, lanes_from, suffix, vector_of
 
 HAS_SCALE = "avx512f" in features()
 """Does one instruction multiply by a power of two (vscalefps, to which LLVM lowers `ldexp`)?"""
+SCALED = 16
+"""How many floats that instruction takes."""
+CURRENT_ROUNDING = 4
+"""Round as the control register says (`_MM_FROUND_CUR_DIRECTION`)."""
 SHIFT = 12582912.0
 """1.5 · 2^23: added to a small float it leaves the nearest integer, to even, in the low bits."""
 SHIFT_BITS = 0x4B400000
@@ -113,15 +117,35 @@ class Value:
     def from_bits(self, words: Any) -> Value:
         return self.new(self.builder.bitcast(words, self.llvm.type))
 
-    def times_power(self, shifted: Value) -> Value:
-        """self · 2^n, rounded once, where `shifted` is n + SHIFT and -300 < n < 300."""
-        b = self.builder
+    def times_power(self, shifted: Value, gone: Any = None) -> Value:
+        """self · 2^n, rounded once, where `shifted` is n + SHIFT and -300 < n < 300; where `gone` holds 0, whatever self and
+        n are."""
+        b, kind = self.builder, self.llvm.type
+        if HAS_SCALE and isinstance(kind, ir.VectorType) and kind.count % SCALED == 0:
+            return self._scaled(shifted - SHIFT, gone)
         n = b.sub(shifted.bits(), self.word(SHIFT_BITS))
         if HAS_SCALE:
-            kinds = f"{suffix(self.llvm.type)}.{suffix(n.type)}"
-            return self.new(call(b, f"llvm.ldexp.{kinds}", self.llvm.type, [self.llvm, n]))
-        half = b.ashr(n, self.word(1))
-        return self * self._power(half) * self._power(b.sub(n, half))
+            kinds = f"{suffix(kind)}.{suffix(n.type)}"
+            scaled = self.new(call(b, f"llvm.ldexp.{kinds}", kind, [self.llvm, n]))
+        else:
+            half = b.ashr(n, self.word(1))
+            scaled = self * self._power(half) * self._power(b.sub(n, half))
+        return scaled if gone is None else self.new(self.of(0.0)).where(gone, scaled)
+
+    def _scaled(self, n: Value, gone: Any) -> Value:
+        """`times_power` by the instruction that takes n as a float and leaves 0 where a mask says so (`llvm.ldexp` would
+        convert n first and select after)."""
+        b, kind = self.builder, ir.VectorType(ir.FloatType(), SCALED)
+        keep = None if gone is None else b.not_(gone)
+        parts = []
+        for first in range(0, self.llvm.type.count, SCALED):
+            mask = ir.Constant(ir.IntType(SCALED), -1)
+            if keep is not None:
+                mask = b.bitcast(lanes_from(b, keep, first, SCALED), ir.IntType(SCALED))
+            value, power = (lanes_from(b, x.llvm, first, SCALED) for x in (self, n))
+            given = [value, power, constant(kind, 0.0), mask, ir.Constant(ir.IntType(32), CURRENT_ROUNDING)]
+            parts.append(call(b, "llvm.x86.avx512.mask.scalef.ps.512", kind, given))
+        return self.new(joined(b, parts))
 
     def _power(self, n: Any) -> Value:
         """2^n of integers -127 < n < 128."""
@@ -140,17 +164,16 @@ def polynomial(x: Value, *coefficients: float) -> Value:
 
 def exp(x: Value) -> Value:
     """e^x, within 0.9 units in the last place."""
-    gone, x = _beyond(x, -104.0)
-    shifted, r = _reduced(x.at_most(89.0))
+    gone = x < -104.0
+    shifted, r = _reduced(_present(x, gone).at_most(89.0))
     p = polynomial(r, 0.0013820734, 0.008368677, 0.041668266, 0.16666521, 0.49999994, 1.0, 1.0)
-    return x.new(x.of(0.0)).where(gone, p.times_power(shifted))
+    return p.times_power(shifted, gone)
 
 
-def _beyond(x: Value, low: float) -> tuple[Any, Value]:
-    """Where x is so small that its power is 0, and x with 0 there: a result below the normal range takes some processors
+def _present(x: Value, gone: Any) -> Value:
+    """x, with 0 where its power is 0 unless scaling has a mask: a result below the normal range takes some processors
     fifteen times as long, and what a mask excludes is -inf."""
-    gone = x < low
-    return gone, x.new(x.of(0.0)).where(gone, x)
+    return x if HAS_SCALE and isinstance(x.llvm.type, ir.VectorType) else x.new(x.of(0.0)).where(gone, x)
 
 
 def _reduced(x: Value) -> tuple[Value, Value]:
@@ -162,16 +185,16 @@ def _reduced(x: Value) -> tuple[Value, Value]:
 
 def exp2(x: Value) -> Value:
     """2^x, within 0.8 units in the last place."""
-    gone, x = _beyond(x, -151.0)
-    return x.new(x.of(0.0)).where(gone, _exp2_within(x.at_most(129.0)))
+    gone = x < -151.0
+    return _exp2_within(_present(x, gone).at_most(129.0), gone)
 
 
-def _exp2_within(x: Value) -> Value:
-    """2^x for -152 < x < 130 and NaN."""
+def _exp2_within(x: Value, gone: Any = None) -> Value:
+    """2^x for -152 < x < 130 and NaN; 0 where `gone` holds."""
     shifted = x + SHIFT
     r = x - (shifted - SHIFT)
     p = polynomial(r, 1.5326463e-4, 0.0013390806, 0.009618506, 0.0555036, 0.24022648, 0.6931472, 1.0)
-    return p.times_power(shifted)
+    return p.times_power(shifted, gone)
 
 
 def tanh(x: Value) -> Value:

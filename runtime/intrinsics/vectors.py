@@ -11,10 +11,12 @@ dense in memory is part of an array's type where it is C-contiguous, and asked a
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils, imputils
@@ -29,6 +31,7 @@ I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 # Numba's own types for these are partial or none.
 _declare: Any = cgutils.get_or_insert_function
 _unliteral: Any = types.unliteral
+_tuple: Any = types.Tuple
 _item_pointer: Any = cgutils.get_item_pointer2
 _lower: Any = imputils.lower_builtin
 _infer: Any = templates.infer_global
@@ -277,8 +280,9 @@ def _binary(function: Any, emit_lanes: Any, gives_bool: bool) -> None:
         return emit_lanes(b, x, y)
 
     for scalar in (types.Number, types.Boolean):
-        _lower(function, Vector, scalar)(lowered)
         _lower(function, scalar, Vector)(lowered)
+        if function is not operator.truediv:
+            _lower(function, Vector, scalar)(lowered)
     _lower(function, Vector, Vector)(lowered)
 
 
@@ -301,6 +305,82 @@ _unary(operator.neg, lambda b, x: b.fneg(x) if is_float(x.type) else b.neg(x))
 _unary(operator.invert, lambda b, x: b.not_(x))
 
 
+# ---------------------------------------------------------------- division by one number
+
+FUSES = bool({"fma", "avx512f", "neon"} & features())
+"""Does one instruction multiply and add with one rounding?"""
+DIVISORS = (2.0**-24, 2.0**24)
+LEAST_DIVIDED = 2.0**-90
+"""Divisors and dividends for which nothing below falls under the normal range."""
+
+
+@_lower(operator.truediv, Vector, types.Number)
+@_lower(operator.truediv, Vector, types.Boolean)
+def _by_one(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+    """A vector by a number that is the same for all lanes; correctly rounded, like a division."""
+    kind = sig.args[0]
+    number = context.cast(b, args[1], sig.args[1], kind.dtype)
+    if not FUSES or kind.dtype != types.float32:
+        return b.fdiv(args[0], broadcast(b, number, kind.lanes))
+    return _quotient(b, args[0], number)
+
+
+def _quotient(b: Builder, x: Any, z: Any) -> Any:
+    """x / z by the reciprocal of z, which a loop computes once, where no rounding goes wrong; else by dividing.
+
+    r is the rounded reciprocal of z, s the rest of it. q = x·r + x·s lies within one unit of x / z; then q + (x - q·z)·r,
+    whose bracket is exact, rounds to what x / z rounds to (P. Markstein, "Computation of elementary functions on the IBM
+    RISC System/6000 processor", IBM J. Res. Dev. 34 (1990), theorem 8).
+    """
+    lanes, kind = x.type.count, x.type
+    fma = f"llvm.fma.{suffix(kind)}"
+    one = ir.Constant(z.type, 1.0)
+    r = b.fdiv(one, z)
+    s = b.fmul(call(b, "llvm.fma.f32", z.type, [b.fneg(r), z, one]), r)
+    by, over, rest = (broadcast(b, v, lanes) for v in (z, r, s))
+    near = call(b, fma, kind, [x, over, b.fmul(x, rest)])
+    missing = call(b, fma, kind, [b.fneg(near), by, x])
+    found = call(b, fma, kind, [missing, over, near])
+    with b.if_else(b.or_(_any_tiny(b, x, z), _any_nan(b, found)), likely=False) as (then, otherwise):
+        with then:
+            divided, one_way = b.fdiv(x, by), b.block
+        with otherwise:
+            other_way = b.block
+    chosen = b.phi(kind)
+    chosen.add_incoming(divided, one_way)
+    chosen.add_incoming(found, other_way)
+    return chosen
+
+
+def _any_tiny(b: Builder, x: Any, z: Any) -> Any:
+    """Is a lane of x too small for `_quotient`, but not +0, or is z out of range? One comparison for all registers: the
+    bits with the sign turned to the lowest place, less one, are the least for what is small."""
+    words = b.bitcast(x, ir.VectorType(I32, x.type.count))
+    turned = b.or_(b.shl(words, constant(words.type, 1)), b.lshr(words, constant(words.type, 31)))
+    least = b.sub(turned, constant(words.type, 1))
+    while least.type.count > LANES:
+        low, high = halves(b, least)
+        least = b.select(b.icmp_unsigned("<", low, high), low, high)
+    fits = b.and_(
+        *(b.fcmp_ordered(s, z, ir.Constant(z.type, v)) for s, v in zip((">=", "<="), DIVISORS, strict=True))
+    )
+    bits = 2 * int(np.float32(LEAST_DIVIDED).view(np.uint32)) - 1
+    bound = b.select(fits, ir.Constant(I32, bits), ir.Constant(I32, 2**32 - 1))
+    small = b.icmp_unsigned("<", least, broadcast(b, bound, least.type.count))
+    return _any_flag(b, small)
+
+
+def _any_nan(b: Builder, x: Any) -> Any:
+    """Is a lane NaN? Halves of a wide vector share the comparison."""
+    pair = halves(b, x) if x.type.count > LANES else (x, x)
+    return _any_flag(b, b.fcmp_unordered("uno", *pair))
+
+
+def _any_flag(b: Builder, flags: Any) -> Any:
+    word = b.bitcast(flags, ir.IntType(flags.type.count))
+    return b.icmp_unsigned("!=", word, ir.Constant(word.type, 0))
+
+
 # ---------------------------------------------------------------- reductions of the lanes
 
 
@@ -319,17 +399,30 @@ def _across(name: str) -> Any:
 
 def _folded(b: Builder, x: Any, name: str) -> Any:
     """Halves of the lanes combined until one is left."""
-    lanes = x.type.count
-    while lanes > 1:
-        lanes //= 2
-        halves = [
-            b.shuffle_vector(
-                x, x, ir.Constant(ir.VectorType(I32, lanes), [ir.Constant(I32, i) for i in part])
-            )
-            for part in (range(lanes), range(lanes, 2 * lanes))
-        ]
-        x = COMBINE[name](b, *halves)
+    while x.type.count > 1:
+        x = COMBINE[name](b, *halves(b, x))
     return b.extract_element(x, ir.Constant(I32, 0))
+
+
+def lanes_from(b: Builder, x: Any, first: int, count: int) -> Any:
+    """Lanes first, first + 1, …, so many, of an LLVM vector."""
+    which = [ir.Constant(I32, i) for i in range(first, first + count)]
+    return b.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, count), which))
+
+
+def halves(b: Builder, x: Any) -> tuple[Any, Any]:
+    """The first and the second half of the lanes of an LLVM vector."""
+    count = x.type.count // 2
+    return lanes_from(b, x, 0, count), lanes_from(b, x, count, count)
+
+
+def joined(b: Builder, parts: Sequence[Any]) -> Any:
+    """The lanes of LLVM vectors of one type, a power of two of them, one after another in one vector."""
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        every = ir.Constant(ir.VectorType(I32, count), [ir.Constant(I32, i) for i in range(count)])
+        parts = [b.shuffle_vector(x, y, every) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def extreme(b: Builder, x: Any, y: Any, symbol: str) -> Any:
@@ -348,9 +441,81 @@ COMBINE: dict[str, Callable[[Builder, Any, Any], Any]] = {
     "any": lambda b, x, y: b.or_(x, y),
     "all": lambda b, x, y: b.and_(x, y),
 }
-sum_lanes, prod_lanes, max_lanes, min_lanes, any_lanes, all_lanes = (
-    _across(name) for name in ("sum", "prod", "max", "min", "any", "all")
-)
+sum_lanes, prod_lanes, any_lanes, all_lanes = (_across(name) for name in ("sum", "prod", "any", "all"))
+
+# ---------------------------------------------------------------- extremes of many vectors
+
+SYMBOL = {"max": ">", "min": "<"}
+
+
+def _noting(kind: Any) -> Any:
+    """The type of an extreme in the making: the largest or smallest number so far in each lane, and flags of whether a NaN
+    came. A NaN does not enter the numbers, so that each step waits for one instruction, not for three; in wide vectors two
+    lanes share a flag, so that one comparison serves both."""
+    return _tuple((kind, Vector(types.boolean, kind.lanes // 2 if kind.lanes > LANES else kind.lanes)))
+
+
+@intrinsic
+def noting_nan(typing: Any, x: Any) -> Any:
+    """An extreme that starts from the vector x, which holds no NaN."""
+    noting = _noting(x)
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        none = constant(context.get_value_type(noting.types[1]), 0)
+        return context.make_tuple(b, noting, (args[0], none))
+
+    return noting(x), emit
+
+
+def _closer(b: Builder, x: Any, best: Any, symbol: str) -> Any:
+    """x where it lies beyond `best`, else, and where it is NaN, `best`: one instruction on x86."""
+    compared = b.fcmp_ordered if is_float(x.type) else b.icmp_signed
+    return b.select(compared(symbol, x, best), x, best)
+
+
+def _taking(symbol: str, summary: str) -> Any:
+    @intrinsic
+    def operation(typing: Any, so_far: Any, x: Any) -> Any:
+        kind = so_far.types[0]
+
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            best, odd = _tools.unpack_tuple(b, args[0], 2)
+            value = converted(context, b, args[1], sig.args[1], kind)
+            pair = (value, value) if odd.type.count == kind.lanes else halves(b, value)
+            odd = b.or_(odd, b.fcmp_unordered("uno", *pair))
+            return context.make_tuple(b, so_far, (_closer(b, value, best, symbol), odd))
+
+        return so_far(so_far, x if is_vector(x) else element(x)), emit
+
+    operation.__doc__ = summary
+    return operation
+
+
+larger = _taking(">", "The extreme after one more vector, or a number for all lanes, for the largest value.")
+smaller = _taking("<", "The same for the smallest value.")
+
+
+def _extreme_across(name: str) -> Any:
+    @intrinsic
+    def across(typing: Any, x: Any) -> Any:
+        """The extreme of all lanes of a vector, or of one in the making; NaN if one is among them."""
+        kind = x if is_vector(x) else x.types[0]
+
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            if is_vector(x):
+                return _folded(b, args[0], name)
+            best, odd = _tools.unpack_tuple(b, args[0], 2)
+            while best.type.count > 1:
+                best = _closer(b, *halves(b, best), SYMBOL[name])
+            best = b.extract_element(best, ir.Constant(I32, 0))
+            return b.select(_any_flag(b, odd), ir.Constant(best.type, math.nan), best)
+
+        return kind.dtype(x), emit
+
+    return across
+
+
+max_lanes, min_lanes = _extreme_across("max"), _extreme_across("min")
 
 
 @intrinsic
@@ -455,55 +620,54 @@ def _bytes(t: Any) -> int:
 
 
 def _addresses(b: Builder, pointer: Any, stride: Any, lanes: int) -> Any:
-    """Addresses of elements that lie `stride` bytes apart, as i64."""
+    """Addresses of elements that lie `stride` bytes apart."""
     base = broadcast(b, b.ptrtoint(pointer, I64), lanes)
-    return b.add(base, b.mul(counting(lanes), broadcast(b, stride, lanes)))
+    places = b.add(base, b.mul(counting(lanes), broadcast(b, stride, lanes)))
+    return b.inttoptr(places, ir.VectorType(pointer.type, lanes))
 
 
-def _each_lane(b: Builder, pointer: Any, stride: Any, lanes: int, mask: Any, body: Any) -> None:
-    """Visit each lane where the mask holds: the slow way, for axes that are not dense."""
-    for lane in range(lanes):
-        at = b.inttoptr(b.add(b.ptrtoint(pointer, I64), b.mul(stride, ir.Constant(I64, lane))), pointer.type)
-        with b.if_then(b.extract_element(mask, ir.Constant(I32, lane))):
-            body(lane, at)
+def _gathered(b: Builder, pointer: Any, stride: Any, t: Any, lanes: int, mask: Any) -> Any:
+    """`read_dense` for elements that lie `stride` bytes apart."""
+    vector = ir.VectorType(t, lanes)
+    given = [_addresses(b, pointer, stride, lanes), ir.Constant(I32, _bytes(t)), mask, constant(vector, 0)]
+    return call(b, f"llvm.masked.gather.{suffix(vector)}.v{lanes}p0", vector, given)
+
+
+def _scatter(b: Builder, value: Any, pointer: Any, stride: Any, mask: Any) -> None:
+    """`write_dense` for elements that lie `stride` bytes apart."""
+    lanes = value.type.count
+    given = [value, _addresses(b, pointer, stride, lanes), ir.Constant(I32, _bytes(value.type.element)), mask]
+    call(b, f"llvm.masked.scatter.{suffix(value.type)}.v{lanes}p0", ir.VoidType(), given)
 
 
 def _read(b: Builder, pointer: Any, stride: Any, dense: bool, t: Any, lanes: int, mask: Any) -> Any:
     """Elements along the last axis, wherever they lie."""
     if dense:
         return read_dense(b, pointer, t, lanes, mask)
-    vector = ir.VectorType(t, lanes)
-    slot = _tools.alloca_once(b, vector)
     whole = constant(ir.VectorType(I1, lanes), 1) if mask is None else mask
     is_dense = b.icmp_signed("==", stride, ir.Constant(I64, _bytes(t)))
     with b.if_else(is_dense) as (then, otherwise):
         with then:
-            b.store(read_dense(b, pointer, t, lanes, mask), slot)
+            near, one = read_dense(b, pointer, t, lanes, mask), b.block
         with otherwise:
-            b.store(constant(vector, 0), slot)
-
-            def one(lane: int, at: Any) -> None:
-                b.store(b.insert_element(b.load(slot), b.load(at), ir.Constant(I32, lane)), slot)
-
-            _each_lane(b, pointer, stride, lanes, whole, one)
-    return b.load(slot)
+            far, two = _gathered(b, pointer, stride, t, lanes, whole), b.block
+    found = b.phi(near.type)
+    found.add_incoming(near, one)
+    found.add_incoming(far, two)
+    return found
 
 
 def _write(b: Builder, value: Any, pointer: Any, stride: Any, dense: bool, mask: Any) -> None:
     if dense:
         write_dense(b, value, pointer, mask)
         return
-    lanes = value.type.count
-    whole = constant(ir.VectorType(I1, lanes), 1) if mask is None else mask
+    whole = constant(ir.VectorType(I1, value.type.count), 1) if mask is None else mask
     is_dense = b.icmp_signed("==", stride, ir.Constant(I64, _bytes(value.type.element)))
     with b.if_else(is_dense) as (then, otherwise):
         with then:
             write_dense(b, value, pointer, mask)
         with otherwise:
-            _each_lane(
-                b, pointer, stride, lanes, whole,
-                lambda lane, at: b.store(b.extract_element(value, ir.Constant(I32, lane)), at),
-            )  # fmt: skip
+            _scatter(b, value, pointer, stride, whole)
 
 
 def _loading(masked: bool, lanes: int = LANES) -> Callable[[Any, Any, Any], Any]:
@@ -600,3 +764,35 @@ def store_wide(typing: Any, x: Any, index: Any, v: Any) -> Any:
 def store_some_wide(typing: Any, x: Any, index: Any, v: Any, n: Any) -> Any:
     """`store_some` in which a scalar is written WIDE times."""
     return _storing(True, WIDE)(x, index, v, n)
+
+
+# ---------------------------------------------------------------- asking for memory
+
+LINE_BYTES, FOR_WRITING, KEEP, DATA = 64, 1, 3, 1
+"""Of a cache line, and what `llvm.prefetch` is told."""
+
+
+def _prefetching(lanes: int) -> Any:
+    @intrinsic
+    def operation(typing: Any, x: Any, index: Any) -> Any:
+        def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+            if _is_dense(x):
+                pointer, _ = array_item(context, b, x, args[0], sig.args[1], args[1])
+                size = lanes * _bytes(context.get_data_type(x.dtype))
+                _ask(b, b.bitcast(pointer, I8.as_pointer()), size)
+            return context.get_dummy_value()
+
+        return types.void(x, index), emit
+
+    return operation
+
+
+def _ask(b: Builder, pointer: Any, size: int) -> None:
+    """Ask for the lines of the `size` bytes from an address, of which part may not exist."""
+    told = [ir.Constant(I32, v) for v in (FOR_WRITING, KEEP, DATA)]
+    for offset in range(0, size, LINE_BYTES):
+        call(b, "llvm.prefetch.p0", ir.VoidType(), [b.gep(pointer, [ir.Constant(I64, offset)]), *told])
+
+
+prefetch, prefetch_wide = _prefetching(LANES), _prefetching(WIDE)
+"""Ask for the memory of a vector that will be stored at these subscripts soon; nothing where its elements lie apart."""

@@ -169,13 +169,18 @@ class CompiledKernel:
         """
         if self.machine.is_cuda:
             return self._on_device(positional, named, out)
-        key = call_key(positional, named) if out is None else None
+        outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
+        key = call_key(positional, named, outs)
         ready = self._ready.get(key)
         if ready is not None:
-            return ready((*positional, *named.values()))
+            values = (*positional, *named.values())
+            if out is None:
+                return ready(values)
+            if ready.into(values, outs):
+                return outs if len(outs) > 1 else outs[0]
         result = self._checked(positional, named, out)
-        if key is not None and self.target == "cpu":
-            self._remember(key, positional, named)
+        if key is not None and ready is None and self.target == "cpu":
+            self._remember(key, positional, named, outs)
         return result
 
     def _on_device(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> Any:
@@ -257,9 +262,11 @@ class CompiledKernel:
             _bounded(self._kernels)[key] = found
         return found
 
-    def _remember(self, key: CallKey, positional: Sequence[object], named: Mapping[str, object]) -> None:
+    def _remember(
+        self, key: CallKey, positional: Sequence[object], named: Mapping[str, object], outs: Sequence[object]
+    ) -> None:
         """Calls like this one, which has succeeded, need no checks again."""
-        ready = self._kernel(bind(self.kernel.kernel, positional, named)).ready(positional, named)
+        ready = self._kernel(bind(self.kernel.kernel, positional, named)).ready(positional, named, outs)
         if ready is not None:
             _bounded(self._ready)[key] = ready
 
