@@ -72,6 +72,18 @@ def test_attention_in_other_types(dtype: Any, error: float) -> None:
     np.testing.assert_allclose(o.astype(np.float64), want, rtol=error, atol=error)
 
 
+def test_repeated_attention_sees_what_changes() -> None:
+    q, k, v = (normal(i, 1, 2, 3, 4) for i in range(3))
+    for scale in (None, 0.5, 0.0, -0.0):
+        for array in (q, 2 * q):
+            want = tl.attention(array, k, v, scale=scale, target="interp")
+            np.testing.assert_allclose(tl.attention(array, k, v, scale=scale), want, atol=1e-6)
+            np.testing.assert_allclose(tl.attention(array, k, v, scale=scale), want, atol=1e-6)
+    out = np.zeros_like(q)
+    assert tl.attention(q, k, v, causal=True, out=out) is out
+    np.testing.assert_array_equal(out, tl.attention(q, k, v, causal=True))
+
+
 def test_out_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     out = np.empty((B, H, M, E), np.float32), np.empty((B, H, M), np.float32)
     returned = tl.attention(Q, K, V, return_lse=True, out=out, show=True)

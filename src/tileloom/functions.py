@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .api import CompiledKernel, compile, parse
+from .api import REMEMBERED_CALLS, CompiledKernel, compile, parse
 from .arguments import Array
 from .compiler.interpreter.elements import element_of
 from .dsl.types import DType
 from .runtime.arrays import as_numpy, deliver
+from .runtime.ready import CallKey, call_key
 
 Causal = Literal["upper_left", "lower_right"] | bool | None
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
@@ -68,6 +69,28 @@ class _Call:
             return result
         several = isinstance(result, tuple)
         return tuple(deliver(x, like) for x in result) if several else deliver(result, like)
+
+    def settle(
+        self, key: CallKey, arrays: int, target: str | None, deterministic: bool, check_indices: bool
+    ) -> None:
+        """Remember what a call like this one, with so many arrays, needs besides them."""
+        kernel = _compiled(self.text(), target, deterministic, check_indices)
+        if len(_settled) >= REMEMBERED_CALLS:
+            _settled.clear()
+        _settled[key] = kernel, tuple(self.values[arrays:])
+
+
+_settled: dict[CallKey, tuple[CompiledKernel, tuple[Any, ...]]] = {}
+"""By all that decides the text of a call on NumPy arrays: its kernel, and the numbers after the arrays. Composing a text
+takes as long as a small kernel."""
+
+
+def _settled_key(arrays: Sequence[Any], options: Sequence[Any]) -> CallKey | None:
+    """The same for calls with the same text; None where an argument is not plain. Types count: True is not 1."""
+    key = call_key(arrays, {})
+    if key is None or any(isinstance(x, list | tuple) or (isinstance(x, float) and x == 0) for x in options):
+        return None
+    return (*key, *options, *map(type, options))
 
 
 @lru_cache(maxsize=256)
@@ -147,12 +170,21 @@ def attention(
 
     `out` takes the array for o, or (o, lse). Raises TypeError and ValueError, naming argument, value and what is accepted.
     """
+    options = scale, softcap, causal, window, return_lse, deterministic, check_indices, target
+    others = (x is not None for x in (mask, bias, alibi_slopes, sinks))
+    key = None if show or any(others) else _settled_key((q, k, v), options)
+    if key is not None and key in _settled:
+        kernel, numbers = _settled[key]
+        return kernel(q, k, v, *numbers, out=out)
     made = _Attention(q, k, v)
     made.scores(scale, softcap, causal)
     made.biases(bias, alibi_slopes)
     made.predicates(causal, window, mask)
     made.weights(sinks, return_lse)
-    return made.call.run(q, out, show, target, deterministic, check_indices)
+    result = made.call.run(q, out, show, target, deterministic, check_indices)
+    if key is not None:
+        made.call.settle(key, 3, target, deterministic, check_indices)
+    return result
 
 
 class _Attention:
