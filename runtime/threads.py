@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics.queue import DONE, END, LENGTH, NEXT, STEP
+from .intrinsics.queue import DONE, END, LEFT, LENGTH, NEXT, STEP
 
 PIECES_PER_THREAD = 32
 """Tasks are taken in at most this many pieces a thread, so that tasks of unequal length even out."""
@@ -92,12 +92,19 @@ def run_tasks(function: Callable[..., Any], tasks: int, *arguments: Any) -> None
 
 
 class _Call:
-    """One call's tasks and who waits for them."""
+    """One call's tasks and who waits for them.
+
+    The call waits for helpers to let go of its arguments too: a result that one still held would not be freed with its
+    last use, the next would lie elsewhere, and the system would take the memory back and give it anew, page by page.
+    """
 
     def __init__(
         self, function: Callable[..., Any], tasks: int, arguments: tuple[Any, ...], workers: int
     ) -> None:
-        self.function, self.tasks, self.arguments, self.workers = function, tasks, arguments, workers
+        self.function, self.tasks, self.workers = function, tasks, workers
+        self.arguments: tuple[Any, ...] | None = arguments
+        self.helping = 0
+        self.lock = threading.Lock()
         self.queue = np.zeros(LENGTH, np.int64)
         self.queue[END], self.queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
         self.finished = threading.Lock()
@@ -111,16 +118,23 @@ class _Call:
         try:
             for worker in helpers:
                 worker.give(self)
-            self.work()
+            assert self.arguments is not None
+            self.function(0, 0, self.queue, *self.arguments)
             if not _waiting()(self.queue, DONE, self.tasks, _looks(LAST_LOOKS)):
                 self.finished.acquire()
+            self._let_go()
         finally:
             _crew.waiting.extend(helpers)
         if self.failure is not None:
             raise self.failure
 
-    def work(self) -> None:
-        self.function(0, 0, self.queue, *self.arguments)
+    def _let_go(self) -> None:
+        """Drop the arguments, and look for a while whether those who helped have."""
+        with self.lock:
+            self.arguments = None
+            helping = self.helping
+        if helping:
+            _waiting()(self.queue, LEFT, helping, _looks(LOOKS))
 
     def help(self) -> None:
         """Work in another thread than the caller's, which learns of the end and of failures."""
@@ -128,10 +142,18 @@ class _Call:
             return
         if self.processor is not None and _processor() == self.processor:
             _leave(self.processor)
+        with self.lock:
+            arguments = self.arguments
+            self.helping += arguments is not None
+        if arguments is None:
+            return
         try:
-            self.work()
+            self.function(0, 0, self.queue, *arguments)
         except BaseException as failure:
             self.failure = failure
+        del arguments
+        with self.lock:
+            self.queue[LEFT] += 1
         if self.failure is not None or self.queue[DONE] >= self.tasks:
             with suppress(RuntimeError):  # another worker has said so
                 self.finished.release()

@@ -22,6 +22,7 @@ from ..tile_ir import (
     ScalarRef,
     TileProgram,
     operands,
+    subexpressions,
 )
 from .numba_text import BY_TYPE, Buffer, held
 from .placement import Types, bodies, data_dependent, depends_on_data, uses_of, written
@@ -114,10 +115,12 @@ def _applies(task: Expressions, e: Apply) -> bool:
 def recomputed(program: TileProgram, types: Types, kept: set[str]) -> frozenset[str]:
     """Names of rows that every loop computes where it reads them: reads along a tensor's last dimension in the type that
     they are computed in, and a few additions and products of those and of numbers. A copy would only push them out of the
-    nearest cache. Of the `kept` ones, which are read after their loop too, reads only: names may have other values there."""
+    nearest cache. Of the `kept` ones, which are read after their loop too, only what depends on no number that may be another there."""
     uses, stored = uses_of(program, types), written(program)
     tainted = data_dependent(program)
     found: dict[str, int] = {}
+    fixed: set[str] = set()
+    """Those that depend on no name but such."""
 
     def work(e: Expr, axis: str) -> int | None:
         """How many operations it takes; None where it is not of this kind."""
@@ -142,8 +145,10 @@ def recomputed(program: TileProgram, types: Types, kept: set[str]) -> frozenset[
                     u.body == id(body) and u.nest == frozenset(s.type.axes) and not u.is_operand
                     for u in uses.get(s.name, [])
                 )
-                near &= s.name not in kept or isinstance(s.value, Load)
+                alone = {x.name for x in subexpressions(s.value) if isinstance(x, Name)} <= fixed
+                near &= alone or s.name not in kept
                 operations = work(s.value, s.type.axes[0]) if near else None
                 if operations is not None and operations <= MOST_AGAIN:
                     found[s.name] = operations
+                    fixed |= {s.name} if alone else set()
     return frozenset(found)
