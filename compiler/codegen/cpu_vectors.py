@@ -6,6 +6,7 @@ division and what only the C library computes go one by one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...dsl.types import DType
@@ -25,7 +26,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .numba_text import BY_TYPE, Buffer, held
-from .placement import Types, bodies, data_dependent, depends_on_data, uses_of, written
+from .placement import Types, Use, bodies, data_dependent, depends_on_data, uses_of, written
 
 if TYPE_CHECKING:
     from .cpu_expressions import Expressions
@@ -115,40 +116,61 @@ def _applies(task: Expressions, e: Apply) -> bool:
 def recomputed(program: TileProgram, types: Types, kept: set[str]) -> frozenset[str]:
     """Names of rows that every loop computes where it reads them: reads along a tensor's last dimension in the type that
     they are computed in, and a few additions and products of those and of numbers. A copy would only push them out of the
-    nearest cache. Of the `kept` ones, which are read after their loop too, only what depends on no number that may be another there."""
-    uses, stored = uses_of(program, types), written(program)
-    tainted = data_dependent(program)
-    found: dict[str, int] = {}
-    fixed: set[str] = set()
-    """Those that depend on no name but such."""
+    nearest cache. Of the `kept` ones, which are read after their loop too, those that depend on no number: it may be
+    another there."""
+    cheap = _Cheap(types, written(program), data_dependent(program))
+    uses = uses_of(program, types)
+    for _, body in bodies(program.body):
+        for s in body:
+            if isinstance(s, Let) and _is_row(s, types) and _read_nearby(s, uses.get(s.name, []), id(body)):
+                cheap.add(s, s.name in kept)
+    return frozenset(cheap.operations)
 
-    def work(e: Expr, axis: str) -> int | None:
-        """How many operations it takes; None where it is not of this kind."""
+
+def _is_row(s: Let, types: Types) -> bool:
+    return len(s.type.axes) == 1 and types.of(s.value).dtype is s.type.dtype
+
+
+def _read_nearby(s: Let, uses: list[Use], body: int) -> bool:
+    """Is it read by loops over its axis alone, in its own body, and by no product?"""
+    return all(u.body == body and u.nest == frozenset(s.type.axes) and not u.is_operand for u in uses)
+
+
+@dataclass
+class _Cheap:
+    """Rows found worth computing again: how many operations each takes, and which depend on no name but such."""
+
+    types: Types
+    stored: frozenset[str]
+    tainted: frozenset[str]
+    operations: dict[str, int] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
+
+    def add(self, s: Let, kept: bool) -> None:
+        alone = {x.name for x in subexpressions(s.value) if isinstance(x, Name)} <= self.fixed
+        taken = self.work(s.value, s.type.axes[0], MOST_AGAIN)
+        if taken is None or taken > MOST_AGAIN or (kept and not alone):
+            return
+        self.operations[s.name] = taken
+        if alone:
+            self.fixed.add(s.name)
+
+    def work(self, e: Expr, axis: str, most: int) -> int | None:
+        """How many operations an expression takes; None where it is not of this kind or goes deeper than `most`."""
         match e:
-            case Name(name=n) if n in found:
-                return found[n]
-            case Name() | Const() | ScalarRef() if axis not in types.of(e).axes:
+            case Name(name=n) if n in self.operations:
+                return self.operations[n]
+            case Name() | Const() | ScalarRef() if axis not in self.types.of(e).axes:
                 return 0
-            case Load(tensor=t) if t not in stored and held(types.of(e).dtype) is types.of(e).dtype:
-                *others, last = e.subscripts
-                apart = not any(axis in types.of(x).axes or depends_on_data(x, tainted) for x in others)
-                return 0 if last == AxisIndex(axis) and apart else None
-            case Apply(op=op, args=args) if op in CHEAP:
-                parts = [work(x, axis) for x in args]
+            case Load():
+                return 0 if self._is_row_read(e, axis) else None
+            case Apply(op=op, args=args) if op in CHEAP and most > 0:
+                parts = [self.work(x, axis, most - 1) for x in args]
                 return None if None in parts else 1 + sum(n for n in parts if n is not None)
         return None
 
-    for _, body in bodies(program.body):
-        for s in body:
-            if isinstance(s, Let) and len(s.type.axes) == 1 and types.of(s.value).dtype is s.type.dtype:
-                near = all(
-                    u.body == id(body) and u.nest == frozenset(s.type.axes) and not u.is_operand
-                    for u in uses.get(s.name, [])
-                )
-                alone = {x.name for x in subexpressions(s.value) if isinstance(x, Name)} <= fixed
-                near &= alone or s.name not in kept
-                operations = work(s.value, s.type.axes[0]) if near else None
-                if operations is not None and operations <= MOST_AGAIN:
-                    found[s.name] = operations
-                    fixed |= {s.name} if alone else set()
-    return frozenset(found)
+    def _is_row_read(self, e: Load, axis: str) -> bool:
+        *others, last = e.subscripts
+        dtype = self.types.of(e).dtype
+        apart = not any(axis in self.types.of(x).axes or depends_on_data(x, self.tainted) for x in others)
+        return e.tensor not in self.stored and held(dtype) is dtype and last == AxisIndex(axis) and apart
