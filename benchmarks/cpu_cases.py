@@ -183,13 +183,13 @@ SETS = {
     "full": "",
     "causal": "| n <= m + N - M",
     "window": "| n <= m and n > m - w",
-    "documents": "| doc[m] == doc[n]",
+    "documents": "| of[m] == doc[n]",
 }
 SCALARS = {
     "full": "scale: f32",
     "causal": "scale: f32",
     "window": "scale: f32, w: i32",
-    "documents": "scale: f32, doc: i32[N]",
+    "documents": "scale: f32, of: i32[M], doc: i32[N]",
 }
 
 
@@ -205,6 +205,17 @@ def visible(kind: str, m: int, n: int, *extra: Any) -> Any:
     if kind == "causal":
         return j <= i + n - m
     return (j <= i) & (j > i - extra[0]) if kind == "window" else extra[0][:, None] == extra[0]
+
+
+TILE = (64, 128)
+"""Queries and keys of a tile."""
+
+
+def visited(seen: Any) -> float:
+    """The share of tiles with a pair that is seen."""
+    m, n = TILE
+    rows = [seen[i : i + m].any(0) for i in range(0, len(seen), m)]
+    return float(np.mean([[r[j : j + n].any() for j in range(0, len(r), n)] for r in rows]))
 
 
 def exact_attention(q: Any, k: Any, v: Any, seen: Any) -> Any:
@@ -240,6 +251,9 @@ def attention_case(kind: str, h: int, m: int, n: int, d: int, dtype: Any = np.fl
         variants["numpy"] = lambda: numpy_attention(q, k, v, seen)
     variants |= torch_attention(kind, q, k, v, seen)
     name = "" if dtype is np.float32 else f" {np.dtype(dtype).name}"
+    name += {"window": lambda: f" w{extra[0]}", "documents": lambda: f" x{extra[0].max() + 1}"}.get(
+        kind, str
+    )()
     return Case(
         f"{kind} H{h} {m}x{n} D{d}{name}",
         variants,
@@ -247,7 +261,7 @@ def attention_case(kind: str, h: int, m: int, n: int, d: int, dtype: Any = np.fl
         1e-5 if dtype is np.float32 else 2e-2,
         4.0 * h * d * float(seen.sum()),
         float(2 * q.nbytes + 2 * k.nbytes),
-        {"share_of_pairs_seen": float(seen.mean())},
+        {"share_of_pairs_seen": float(seen.mean()), "share_of_tiles_visited": visited(seen)},
     )
 
 
@@ -271,9 +285,11 @@ def attention(quick: bool) -> Iterator[Case]:
         yield from (attention_case(kind, 4, 1024, 1024, d) for kind in ("full", "causal"))
     for dtype in (ml_dtypes.bfloat16, np.float16):
         yield from (attention_case(kind, 2, 2048, 2048, 64, dtype) for kind in ("full", "causal"))
-    yield attention_case("window", 1, 4096, 4096, 64, np.float32, 512)
-    documents = np.repeat(np.arange(8, dtype=np.int32), 512)
-    yield attention_case("documents", 1, 4096, 4096, 64, np.float32, documents)
+    for w in (128, 512, 2048):
+        yield attention_case("window", 1, 4096, 4096, 64, np.float32, w)
+    for count in (2, 8):
+        documents = np.repeat(np.arange(count, dtype=np.int32), 4096 // count)
+        yield attention_case("documents", 1, 4096, 4096, 64, np.float32, documents, documents)
 
 
 def decode(quick: bool) -> Iterator[Case]:

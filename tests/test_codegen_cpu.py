@@ -211,6 +211,36 @@ def test_a_value_takes_the_place_of_one_that_nothing_reads_after(
     assert re.findall(r"(\w+) = part.*, then (.*)", cpu.generate(module_of(text))) == then
 
 
+NESTED = """module t {
+    tile t(a: f32[M, N], y: out f32[M]) {
+        extents M, N
+        for m in M by 8 parallel {
+            for n in N by 32 carry (s: f32[m] = fill(0.0), r: f32[m] = fill(1.0)) {
+                for k in 2 carry (u: f32[m] = s) {
+                    yield u + sum[n](load a[m, n])
+                }
+                yield u, r + ENDS
+            }
+            store y[m] = s + r
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize(("ends", "then"), [("1.0", [("s", "u")]), ("u", []), ("s", [])])
+def test_an_inner_loop_goes_on_where_the_outer_one_keeps_its_value(
+    ends: str, then: list[tuple[str, str]]
+) -> None:
+    """u may overwrite s only if r needs neither the old s nor the new one."""
+    a = normal(21, 70)
+    text = NESTED.replace("ENDS", ends)
+    sums = np.stack([a[:, t].astype(np.float64).sum(1) for t in (slice(32), slice(32, 64), slice(64, 70))])
+    s = np.vstack([np.zeros(21), 2 * np.cumsum(sums, 0)])
+    r = 1 + {"1.0": 3, "u": s[1:].sum(0), "s": s[:-1].sum(0)}[ends]
+    close(both(text, {"a": a}, 1e-5)["y"], (s[-1] + r).astype(np.float32), 1e-4)
+    assert re.findall(r"(\w+) = part.*, then (.*)", cpu.generate(module_of(text))) == then
+
+
 # ---------------------------------------------------------------- online softmax
 
 ATTENTION = """module attention {

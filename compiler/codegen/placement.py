@@ -265,18 +265,24 @@ def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], type
 
 def inherited(program: TileProgram, inlined: frozenset[str]) -> dict[str, str]:
     """Tile values that may take the place of another one of their type, by name, where nothing reads that any more: those
-    computed element by element from it, and carried values that begin as it. `inlined` values are read where their
-    consumers stand."""
+    computed element by element from it, and carried values that begin as it. A carried value's place is free inside its
+    loop for what it becomes. `inlined` values are read where their consumers stand."""
     reads = _Reads(program, inlined)
     found: dict[str, str] = {}
     for owner, body in bodies(program.body):
         own = {n: t for s in body for n, t in _made(s) if n not in inlined}
+        becomes = _becomes(owner, reads)
+        own |= {n: t for n, t in (_made(owner) if owner is not None else ()) if n in becomes}
         later = set() if owner is None else reads.by(_at_end(owner))
         for s in reversed(body):
             wanted = _successors(s, reads) if not {n for n, _ in _made(s)} & inlined else {}
             for name, sources in wanted.items():
                 type_ = dict(_made(s))[name]
-                free = [n for n in own if n in sources - later and own[n] == type_]
+                free = [
+                    n
+                    for n in own
+                    if n in sources - later and own[n] == type_ and becomes.get(n, name) == name
+                ]
                 if free:
                     found[name] = free[0]
             later |= reads.of(s)
@@ -296,6 +302,18 @@ def _made(s: Stmt) -> list[tuple[str, TileType]]:
 def _at_end(s: Stmt) -> tuple[Expr, ...]:
     """What a loop evaluates at the end of its body."""
     return (*s.yields, *s.domain) if isinstance(s, For) else ()
+
+
+def _becomes(s: Stmt | None, reads: _Reads) -> dict[str, str]:
+    """Carried values that become, as it is, a value of the loop's body that no other one reads at the end."""
+    if not isinstance(s, For):
+        return {}
+    ends = [reads.by([y]) for y in s.yields]
+    return {
+        c.name: y.name
+        for c, y in zip(s.carries, s.yields, strict=True)
+        if isinstance(y, Name) and sum(y.name in names for names in ends) == 1
+    }
 
 
 def _successors(s: Stmt, reads: _Reads) -> dict[str, set[str]]:

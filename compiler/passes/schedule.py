@@ -170,16 +170,19 @@ def _cpu_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, i
 CPU_LONGEST_LINE = 1 << 16
 CPU_COLUMNS, CPU_COLUMN_ROWS = 256, 64
 FEW_ROWS = 8
+CPU_QUERIES = (FEW_ROWS, 16, 32, CPU_TILES.query)
+"""Rows of a cascade's tile: few, or along the lanes of one vector, two or four."""
 FEWEST_TASKS = 4
 
 
 def _cpu_product_tiles(graph: Graph, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
-    """Few rows of a cascade make a short tile, which leaves the lanes of vectors to its loop axis. A product that would
-    make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first: each column is copied once for all rows."""
+    """Few rows of a cascade make a short tile, which leaves the lanes of vectors to its loop axis; some more, one that they
+    fill. A product that would make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first: each column is copied
+    once for all rows."""
     lengths = [axis_size(graph, a, sizes) or 0 for a in roles.tiled]
     if roles.contraction_inside:
-        few = bool(lengths) and lengths[0] <= FEW_ROWS
-        return replace(CPU_TILES, query=FEW_ROWS) if few else CPU_TILES
+        rows = lengths[0] if lengths and lengths[0] else CPU_TILES.query
+        return replace(CPU_TILES, query=next(n for n in CPU_QUERIES if n >= min(rows, CPU_TILES.query)))
     if len(lengths) != 2:
         return CPU_TILES
     others = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.grid if a not in roles.tiled)
