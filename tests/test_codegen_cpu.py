@@ -34,6 +34,11 @@ FLOATS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dt
 TOLERANCE = {"f32": 3e-6, "f64": 1e-13, "f16": 2e-3, "bf16": 2e-2}
 
 
+def drawn_alone(*shape: int) -> np.ndarray:
+    """Like `normal`, without a change of what later tests draw."""
+    return np.random.default_rng(21).standard_normal(shape).astype(np.float32)
+
+
 def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
@@ -197,7 +202,7 @@ def test_a_value_takes_the_place_of_one_that_nothing_reads_after(
     kept: str, then: list[tuple[str, str]]
 ) -> None:
     """u may overwrite w, unless w is read again; nothing overwrites x, s or a value that two begin as."""
-    a, b = normal(21, 70), normal(21, 70)
+    a, b = drawn_alone(2, 21, 70)
     text = TENANTS.replace("KEPT", kept)
     got = both(text, {"a": a, "b": b}, 1e-5)
     x = 0.5 * a.astype(np.float64)
@@ -232,7 +237,7 @@ def test_an_inner_loop_goes_on_where_the_outer_one_keeps_its_value(
     ends: str, then: list[tuple[str, str]]
 ) -> None:
     """u may overwrite s only if r needs neither the old s nor the new one."""
-    a = normal(21, 70)
+    a = drawn_alone(21, 70)
     text = NESTED.replace("ENDS", ends)
     sums = np.stack([a[:, t].astype(np.float64).sum(1) for t in (slice(32), slice(32, 64), slice(64, 70))])
     s = np.vstack([np.zeros(21), 2 * np.cumsum(sums, 0)])
