@@ -1,15 +1,15 @@
 """The cost model: what a tile program moves and computes for given extents, and the time a machine's rates predict for it.
 
 Counts come from the tile program itself, so recomputation in a loop nest or per tile is counted as it will happen. Memory
-traffic counts each tensor once per program (tiles of one launch share a cache); time is the greater of memory and
-arithmetic plus the launches; on CUDA both are slowed where too few warps are resident to hide latency. All figures are
-estimates for choosing between variants; measuring is `explain --measure`.
+traffic counts each tensor once per program (tiles of one launch share a cache), or what is read of it where that is less;
+time is the greater of memory and arithmetic plus the launches; on CUDA both are slowed where too few warps are resident to
+hide latency. All figures are estimates for choosing between variants; measuring is `explain --measure`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -31,9 +31,9 @@ class Cost:
     """Totals of one or several launches.
 
     `dots` pairs the columns of a product's second operand (a power of two, at most `WIDE`) with its floating operations;
-    `matrix_ops` are those that matrix units do; `reduce_ops` are elements that enter a reduction, `gather_ops` elements read
-    through a computed index, `vector_ops` all other elementwise work. `bytes` is memory traffic, `fresh` the bytes of each
-    new array that is written and how many of that size there are, `tasks` how many independent parts there are.
+    `matrix_ops` are those that matrix units do; `reduce_ops` are elements that enter a reduction, `gather_ops` elements that
+    a computed index reads one by one, `vector_ops` all other elementwise work. `bytes` is memory traffic, `fresh` the bytes
+    of each new array that is written and how many of that size there are, `tasks` how many independent parts there are.
     """
 
     dots: tuple[tuple[int, float], ...] = ()
@@ -233,6 +233,7 @@ class _Estimate:
         for w in program.whole:
             self.size[w.name] = max(0.0, self.value(w.extent))
             self.env.setdefault(w.name, self.size[w.name] / 2)
+        self.read: dict[str, float] = {}  # elements that loads take from each tensor
         self.dots: dict[int, float] = {}
         self.matrix_ops = 0.0
         self.vector_ops = self.reduce_ops = self.gather_ops = 0.0
@@ -241,12 +242,18 @@ class _Estimate:
 
     def cost(self) -> Cost:
         self.body(self.program.body, 1.0)
-        traffic = sum(self.tensor_bytes(p) * (2 if p.mode == "inout" else 1) for p in self.program.params)
+        traffic = sum(map(self.traffic, self.program.params))
         dots = tuple(sorted(self.dots.items()))
         return Cost(
             dots, self.matrix_ops, self.vector_ops, self.reduce_ops, self.gather_ops, self.special_ops, self.costly_ops,
             traffic, tuple((self.tensor_bytes(p), 1) for p in self.program.params if p.mode == "out"), 1, self.tasks,
         )  # fmt: skip
+
+    def traffic(self, p: tile.Param) -> float:
+        """Bytes of a tensor that pass through memory: each once, and no more than are asked for."""
+        whole = self.tensor_bytes(p)
+        read = min(whole, self.read.get(p.name, 0.0) * p.dtype.bytes)
+        return read + (0.0 if p.mode == "in" else whole)
 
     def tensor_bytes(self, p: tile.Param) -> float:
         n = float(p.dtype.bytes)
@@ -327,12 +334,13 @@ class _Estimate:
             case tile.Reduce(over=over):
                 self.reduce_ops += times * self.lanes(below)
                 return below - frozenset(over)
-            case tile.Load(subscripts=places):
-                leaves = (x for i in places for x in tile.subexpressions(i))
-                if any(isinstance(x, tile.Load | tile.Name) for x in leaves):
-                    self.gather_ops += times * self.lanes(below)
+            case tile.Load(tensor=name, subscripts=places):
+                elements = times * self.lanes(below)
+                self.read[name] = self.read.get(name, 0.0) + elements
+                if _gathers(places, axes):
+                    self.gather_ops += elements
                 else:
-                    self.vector_ops += times * self.lanes(below)
+                    self.vector_ops += elements
             case tile.Apply(op=op):
                 self.operation(op, times * self.lanes(below))
         return below
@@ -370,6 +378,19 @@ class _Estimate:
             case tile.Apply(op=op) if op in _INTEGER:
                 return _INTEGER[op](*args)
         return max(self.env.values(), default=0.0) / 2
+
+
+def _gathers(places: Sequence[Expr], axes: Sequence[frozenset[str]]) -> bool:
+    """Do the elements of a read lie where data says, each elsewhere? Rows that data choose lie side by side within.
+    `axes`: those of each subscript."""
+    if not places:
+        return False
+    row = axes[-1] if isinstance(places[-1], tile.AxisIndex) else frozenset[str]()
+    return any(_from_data(p) and not (row and row.isdisjoint(a)) for p, a in zip(places, axes, strict=True))
+
+
+def _from_data(place: Expr) -> bool:
+    return any(isinstance(x, tile.Load | tile.Name) for x in tile.subexpressions(place))
 
 
 def _arithmetic(e: Expr) -> tuple[Expr, ...]:

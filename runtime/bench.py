@@ -25,8 +25,9 @@ from .memory import measure
 from .threads import threads
 
 SCHEMA_VERSION = 1
-SHORTEST_SAMPLE_S = 1e-3
-"""A shorter call is repeated within one sample, whose time is then divided."""
+SHORTEST_SAMPLE_S = 5e-3
+"""A shorter call is repeated within one sample, whose time is then divided: the first call after a rest, which finds caches
+cold and threads asleep, takes up to 0.3 ms more, and is to count little."""
 GAP_S = 2e-3
 """Rest after each sample: thread pools of other libraries spin after a call and would spoil the next one."""
 VERSIONS = ("tileloom", "numpy", "numba", "llvmlite", "torch")
@@ -142,17 +143,31 @@ def _peak_bytes(v: Variant) -> int | None:
 
 
 def _repeats(v: Variant, clock: Callable[[], float]) -> int:
-    once = _sample_ms(v, 1, clock) / 1e3
-    return max(1, int(SHORTEST_SAMPLE_S / max(once, 1e-9)))
+    return repeats_of(sample_s(v.call, 1, v.rest_s, clock))
 
 
 def _sample_ms(v: Variant, repeats: int, clock: Callable[[], float]) -> float:
+    return sample_s(v.call, repeats, v.rest_s, clock) * 1e3
+
+
+def repeats_of(once_s: float) -> int:
+    """How often a call that takes so long is repeated within one sample."""
+    return max(1, int(SHORTEST_SAMPLE_S / max(once_s, 1e-9)))
+
+
+def sample_s(
+    call: Callable[[], object],
+    repeats: int,
+    rest_s: float = GAP_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """One sample: the seconds of a call, from so many in a row; then a rest."""
     start = clock()
     for _ in range(repeats):
-        v.call()
+        call()
     taken = clock() - start
-    time.sleep(v.rest_s)
-    return taken / repeats * 1e3
+    time.sleep(rest_s)
+    return taken / repeats
 
 
 # ---------------------------------------------------------------- documents

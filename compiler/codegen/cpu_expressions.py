@@ -235,8 +235,10 @@ class Expressions:
 
     def _load_lanes(self, e: Load, param: Param) -> Code:
         """Elements along a tensor's last axis."""
-        load = self._sized("load_some")
-        code = Code(f"{load}({self.tensor(e.tensor)}, {self._lanes_from(e)}, {self._remaining})", param.dtype)
+        load, tensor, lanes = self._sized("load_some"), self.tensor(e.tensor), self._remaining
+        if any(depends_on_data(ix, self.tainted) for ix in e.subscripts):
+            lanes = f"{lanes} if {tensor}.size else 0"
+        code = Code(f"{load}({tensor}, {self._lanes_from(e)}, {lanes})", param.dtype)
         if param.dtype in (DType.F16, DType.BF16):
             code = replace(code, text=f"widen_{param.dtype}({code.text})")
         elif held(param.dtype) is not param.dtype:
@@ -246,7 +248,9 @@ class Expressions:
     def _lanes_from(self, e: Load) -> str:
         """The subscripts of the first of the lanes that follow along a tensor's last axis."""
         assert self.along is not None
-        return self._lane_index([self._subscript(ix) for ix in e.subscripts[:-1]])
+        tensor = self.tensor(e.tensor)
+        others = [self._subscript(ix, f"{tensor}.shape[{i}]") for i, ix in enumerate(e.subscripts[:-1])]
+        return self._lane_index(others)
 
     def _lane_index(self, others: list[str]) -> str:
         """The place of the first lane, after the subscripts of the other axes, as a tuple."""

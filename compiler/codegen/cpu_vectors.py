@@ -86,13 +86,9 @@ def computes_lanes(task: Expressions, e: Expr, axis: str) -> bool:
 
 
 def _along(task: Expressions, e: Load, axis: str) -> bool:
-    """Does the read run along its tensor's last axis, its other subscripts the same for all lanes and within bounds?"""
+    """Does the read run along its tensor's last axis, its other subscripts the same for all lanes?"""
     *others, last = e.subscripts
-    return (
-        last == AxisIndex(axis)
-        and not any(axis in task.types.of(ix).axes for ix in others)
-        and not any(depends_on_data(ix, task.tainted) for ix in others)
-    )
+    return last == AxisIndex(axis) and not any(axis in task.types.of(ix).axes for ix in others)
 
 
 def _converts(source: DType, to: DType) -> bool:
