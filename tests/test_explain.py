@@ -101,7 +101,8 @@ def test_ledger_has_both_choices(attention: Explanation) -> None:
         assert c.opposite_us is not None
         assert c.opposite_us > c.chosen_us
         assert c.opposite_traffic_bytes is not None
-        assert c.opposite_traffic_bytes - c.chosen_traffic_bytes >= 2 * c.stored_bytes
+        # written whole, read up to the diagonal and a little more
+        assert 1.5 <= (c.opposite_traffic_bytes - c.chosen_traffic_bytes) / c.stored_bytes <= 1.75
     assert fusion.groupings == 4
     assert fusion.launches == (("o", "lse"),)
     assert fusion.naive_launches == (("s",), ("p",), ("o",), ("lse",))
