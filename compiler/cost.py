@@ -121,18 +121,18 @@ def interpolated(table: tuple[tuple[float, float], ...], x: float) -> float:
 
 
 CPU_RATES = Rates(
-    dot_rates=((float(WIDE), 200e9),),
-    vector_ops_per_s=30e9,
-    reduce_ops_per_s=15e9,
-    gather_ops_per_s=0.5e9,
-    special_ops_per_s=5e9,
-    costly_ops_per_s=0.4e9,
-    copy_rates=((1.0, 15e9),),
-    fresh_rates=((1.0, 50e9),),
-    launch_s=5e-6,
-    task_s=5e-7,
+    dot_rates=((16.0, 55e9), (64.0, 110e9), (float(WIDE), 140e9)),
+    vector_ops_per_s=25e9,
+    reduce_ops_per_s=10e9,
+    gather_ops_per_s=1e9,
+    special_ops_per_s=3e9,
+    costly_ops_per_s=2.5e9,
+    copy_rates=((1e6, 10e9), (8e6, 16e9)),
+    fresh_rates=((5e5, 20e9), (4e6, 14e9), (3e7, 8e9)),
+    launch_s=3e-5,
+    task_s=1.5e-8,
     units=2,
-    origin="nominal figures of two cores, not of this machine",
+    origin="nominal figures of two cores with AVX-512, not of this machine",
 )
 
 
