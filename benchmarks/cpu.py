@@ -306,6 +306,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np, numba
 import tileloom as tl
 from cpu_cases import attention_kernel, compiled, PRODUCT, ROWS
+tl.compile, tl.parse  # modules that are imported at their first use
 arguments = [np.ones(s, np.float32) for s in json.loads(sys.argv[3])]
 start = time.perf_counter()
 if sys.argv[2] == "attention":
@@ -330,6 +331,7 @@ def compile_times(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 for which in taken:
                     environment = {**os.environ, "TILELOOM_CACHE_DIR": str(Path(folder) / "cache")}
+                    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles our modules
                     done = subprocess.run(
                         [sys.executable, "-c", FIRST_CALL, str(HERE), name, json.dumps(shapes)],
                         env=environment,
