@@ -25,6 +25,7 @@ from ..tile_ir import (
     ScalarRef,
     Stmt,
     Store,
+    TileType,
     statements,
     subexpressions,
 )
@@ -333,6 +334,7 @@ class Task(Values):
         subscripts = tuple(self._prepare(self._expand(ix), s.tensor, ()) for ix in s.subscripts)
         if self._unpack(s, axes, value):
             return
+        value = self._turned(s, axes, value)
         depth, param = self.depth, self.params[s.tensor]
         if axes and subscripts[-1] == AxisIndex(axes[-1]) and self._dense(subscripts, axes[-1], param):
             self._nest_of(axes, [value])
@@ -369,6 +371,22 @@ class Task(Values):
         self._copy("unpack", (target, self._stored(place)), row, column)
         self.depth = depth
         return True
+
+    def _turned(self, s: Store, axes: tuple[str, ...], value: Expr) -> Expr:
+        """A value for a tensor of 16-bit floats whose tiles lie with another axis last: computed in f32 in their order, and
+        transposed. As it is where that does not apply."""
+        dtype, order = self.params[s.tensor].dtype, self._order_of(value, axes)
+        if order is None or dtype not in (DType.F16, DType.BF16):
+            return value
+        while (
+            isinstance(value, Cast) and value.dtype is dtype and self.types.of(value.arg).dtype is DType.F32
+        ):
+            value = value.arg  # the store rounds
+        place = self._buffer(f"{s.tensor}_turned", DType.F32, order)
+        self._elementwise(place, value)
+        rows = self._buffer(f"{s.tensor}_rows", DType.F32, axes)
+        self._pack("pack", rows, self._stored(place))
+        return self._bound(rows.name, TileType(DType.F32, axes), rows)
 
     def _order_of(self, value: Expr, axes: tuple[str, ...]) -> tuple[str, ...] | None:
         """The order in which a buffer that the value reads has all of these axes, where its last one is not theirs."""

@@ -49,6 +49,9 @@ class TileSizes:
 CPU_TILES = TileSizes(
     row=256, column=256, inner=384, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 17
 )
+CPU_MATRIX_TILES = replace(CPU_TILES, inner=1024, query=128, volume=1 << 18)
+"""Products on matrix units: sums pass through memory at every step of the loop, and operands are copied for every tile of
+rows, so both are larger."""
 CUDA_TILES = TileSizes(
     row=64, column=64, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 12
 )
@@ -64,6 +67,7 @@ WARPGROUP_TILES = TileSizes(
     row=128, column=256, inner=64, query=128, key=128, line=1024, lines=4, flat=2048, volume=1 << 15
 )
 MATRIX_TIERS = ("mma", "wgmma")
+CPU_MATRIX_TIER = "matrix"
 BLOCK_TILES = TileSizes(
     row=128, column=128, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 14
 )
@@ -81,7 +85,7 @@ def region_tiles(
     """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
     the device's multiprocessors."""
     if not isinstance(target, CudaTarget):
-        return _cpu_tiles(graph, region, roles, sizes)
+        return _cpu_tiles(graph, region, roles, schedule, sizes)
     if schedule.tier not in MATRIX_TIERS or not _on_matrix_units(region):
         if _is_plain_product(region) and _tasks(graph, roles, sizes, BLOCK_TILES) >= (target.sms or 1):
             return BLOCK_TILES
@@ -153,12 +157,15 @@ def _warpgroup_tiles(
     return replace(best, column=min(able or [64], key=clocks))
 
 
-def _cpu_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
+def _cpu_tiles(
+    graph: Graph, region: Region, roles: Roles, schedule: Schedule, sizes: Mapping[str, int]
+) -> TileSizes:
     """Row reductions take one row at a time, all of it in one tile where a core's own cache holds it; reductions across
     rows take many columns at a time, since those lie densely."""
     loops = (*roles.reduced, *roles.serial)
     if roles.contraction_inside or roles.contraction_outside:
-        return _cpu_product_tiles(graph, roles, sizes)
+        on_units = schedule.tier == CPU_MATRIX_TIER
+        return _cpu_product_tiles(graph, roles, CPU_MATRIX_TILES if on_units else CPU_TILES, sizes)
     if not loops:
         return CPU_TILES
     if not _along_rows(region, loops[-1]):
@@ -175,23 +182,23 @@ CPU_QUERIES = (FEW_ROWS, 16, 32, CPU_TILES.query)
 FEWEST_TASKS = 4
 
 
-def _cpu_product_tiles(graph: Graph, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
+def _cpu_product_tiles(graph: Graph, roles: Roles, best: TileSizes, sizes: Mapping[str, int]) -> TileSizes:
     """Few rows of a cascade make a short tile, which leaves the lanes of vectors to its loop axis; some more, one that they
     fill. A product that would make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first: each column is copied
     once for all rows."""
     lengths = [axis_size(graph, a, sizes) or 0 for a in roles.tiled]
     if roles.contraction_inside:
-        rows = lengths[0] if lengths and lengths[0] else CPU_TILES.query
-        return replace(CPU_TILES, query=next(n for n in CPU_QUERIES if n >= min(rows, CPU_TILES.query)))
+        rows = lengths[0] if lengths and lengths[0] else best.query
+        return replace(best, query=next((n for n in CPU_QUERIES if n >= rows), best.query))
     if len(lengths) != 2:
-        return CPU_TILES
+        return best
     others = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.grid if a not in roles.tiled)
-    row, column = CPU_TILES.row, CPU_TILES.column
+    row, column = best.row, best.column
     if lengths[0] <= FEW_ROWS:  # long rows: memory is read in order
         row, column = FEW_ROWS, 4 * column
     while others * -(-lengths[0] // row) * -(-lengths[1] // column) < FEWEST_TASKS and max(row, column) > 64:
         row, column = (row, column // 2) if column >= row else (row // 2, column)
-    return replace(CPU_TILES, row=row, column=column)
+    return replace(best, row=row, column=column)
 
 
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
