@@ -82,6 +82,7 @@ def compiled(text: str, name: str) -> Any:
 
 PRODUCT = """
 kernel product<T: f32 | bf16>(a: T[M, K], b: T[K, N]) -> c: T[M, N] { c[m, n] = sum[k](a[m, k] * b[k, n]) }
+kernel narrow(a: i8[M, K], b: i8[K, N]) -> c: i32[M, N] { c[m, n] = sum[k](a[m, k] * b[k, n]) }
 kernel activated<T: f32 | bf16>(a: T[M, K], b: T[K, N], w: T[N]) -> c: T[M, N] {
     s[m, n] = sum[k](a[m, k] * b[k, n]) + w[n]
     c[m, n] = gelu(s[m, n])
@@ -155,6 +156,15 @@ def gemm_bf16(quick: bool) -> Iterator[Case]:
             2.0 * n**3,
         )
     n = 256 if quick else 1024
+    draw = np.random.default_rng(0).integers
+    a, b = (draw(-128, 128, (n, n)).astype(np.int8) for _ in range(2))
+    yield Case(
+        f"i8 {n}x{n}x{n} into i32",
+        {**ours(compiled(PRODUCT, "narrow"), a, b, naive=False), **with_torch(torch_int8, a, b)},
+        lambda a=a, b=b: a.astype(np.float64) @ b.astype(np.float64),
+        0.0,
+        2.0 * n**3,
+    )
     a, b, w = f32(n, n), f32(n, n), f32(n)
     yield Case(
         f"f32 {n}x{n}x{n} + bias, gelu",
@@ -163,6 +173,10 @@ def gemm_bf16(quick: bool) -> Iterator[Case]:
         1e-5,
         2.0 * n**3,
     )
+
+
+def torch_int8(a: Any, b: Any) -> Any:
+    return torch._int_mm(a, b)
 
 
 def torch_activated(a: Any, b: Any, w: Any) -> Any:

@@ -49,9 +49,8 @@ class TileSizes:
 CPU_TILES = TileSizes(
     row=256, column=256, inner=384, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 17
 )
-CPU_MATRIX_TILES = replace(CPU_TILES, inner=1024, query=128, volume=1 << 18)
-"""Products on matrix units: sums pass through memory at every step of the loop, and operands are copied for every tile of
-rows, so both are larger."""
+CPU_MATRIX_TILES = replace(CPU_TILES, row=512, column=512, inner=512, query=128, volume=1 << 18)
+"""Products on matrix units: each task copies its operands, from beyond its own caches, so both sides of a tile are long."""
 CUDA_TILES = TileSizes(
     row=64, column=64, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 12
 )
