@@ -339,6 +339,35 @@ class Threads(Meaning):
     count: int
 
 
+@dataclass(frozen=True)
+class Slots(Meaning):
+    """Slots of the ring through which tiles of a tensor come."""
+
+    name = "slots"
+    places = PROGRAM
+    tensor: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Unskewed(Meaning):
+    """A step's products end before the next step's start."""
+
+    name = "unskewed"
+    places = PROGRAM
+
+
+@dataclass(frozen=True)
+class Tasks(Meaning):
+    """How blocks take tasks: `longest`, a block for each, the longest first; `turns`, one block a multiprocessor takes task
+    after task."""
+
+    name = "tasks"
+    places = PROGRAM
+    choices: ClassVar = {"order": ("longest", "turns")}
+    order: str
+
+
 KNOWN: dict[str, type[Meaning]] = {m.name: m for m in Meaning.__subclasses__()}
 
 # ---------------------------------------------------------------- decoding

@@ -52,12 +52,15 @@ if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses the name that NumPy 2.5
 from llvmlite import ir  # noqa: E402
 from numba import cuda, types  # noqa: E402
 from numba.cuda import compiler, extending  # noqa: E402
+from numba.cuda.core.compiler_machinery import PassManager  # noqa: E402
 from numba.cuda.cudadrv import nvvm  # noqa: E402
+from numba.cuda.descriptor import cuda_target as numba_cuda_target  # noqa: E402
 from numba.cuda.extending import intrinsic  # noqa: E402
 
 numba_compiler: Any = compiler  # not in their stubs: kernel_fixup, set_launch_bounds
 numba_nvvm: Any = nvvm
 numba_extending: Any = extending
+numba_target: Any = numba_cuda_target
 pointer_to: Any = types.CPointer
 
 # What generated source imports.
@@ -114,12 +117,12 @@ CTYPES = {
 class Assembled:
     """One kernel as machine code. `spill_bytes` sums spill stores and loads of a thread; `shared_bytes` is static.
 
-    `tasks(*extents)` gives how many blocks have work; `parameters` are the annotations of the source.
+    `tasks(*extents)` gives how many blocks have work; `parameters` are the annotations of the source; `seconds` is the
+    processor time that making it took.
     """
 
     name: str
     target: CudaTarget
-    ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
     registers: int
     stack_bytes: int
@@ -200,7 +203,7 @@ def machine_code(source: str, name: str, target: CudaTarget) -> Assembled:
             )
         made = _assemble_kernel(load(source), name, target)
         fields = (
-            "name", "ptx", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "dynamic_shared_bytes", "threads",
+            "name", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "dynamic_shared_bytes", "threads",
             "parameters", "log", "seconds", "program", "multiples", "at_most", "wide", "maps", "blocks_per_sm",
         )  # fmt: skip
         head = json.dumps({f: getattr(made, f) for f in fields}).encode()
@@ -238,25 +241,32 @@ def load(source: str) -> dict[str, Any]:
 
 
 def _assemble_kernel(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> Assembled:
-    start = time.perf_counter()
-    launch, function = namespace["LAUNCHES"][name], namespace[name].py_func
-    parameters = tuple(function.__annotations__.values())
-    signature = tuple(_type(p) for p in parameters)
-    bounds = launch["threads"], launch.get("resident", 1)
-    library, entry = _lowered(function, signature, target, bounds)
-    ptx: str = library.get_asm_str(cc=_cc(target)).replace(entry, name)
+    start = time.process_time()
+    launch = namespace["LAUNCHES"][name]
+    parameters = tuple(namespace[name].py_func.__annotations__.values())
+    library, entry = _lowered(namespace, name, target)
     if "maps" in launch:
         cubin, log = _link_whole(library, entry, name, target)
     else:
-        cubin, log = _link(ptx, target)
+        cubin, log = _link(_ptx_of(library, entry, name, target), target)
     numbers = _numbers(log)
     return Assembled(
-        name, target, ptx, cubin, **numbers, dynamic_shared_bytes=launch["shared_bytes"], threads=launch["threads"],
-        tasks=launch["tasks"], parameters=parameters, log=log, seconds=time.perf_counter() - start,
+        name, target, cubin, **numbers, dynamic_shared_bytes=launch["shared_bytes"], threads=launch["threads"],
+        tasks=launch["tasks"], parameters=parameters, log=log, seconds=time.process_time() - start,
         program=launch.get("program", name), multiples=launch.get("multiples", {}),
         at_most=launch.get("at_most", {}), wide=launch.get("wide", ()), maps=launch.get("maps", ()),
         blocks_per_sm=launch.get("blocks_per_sm", 0),
     )  # fmt: skip
+
+
+def ptx(source: str, name: str, target: CudaTarget) -> str:
+    """One kernel of a generated source as PTX, to look at: lowered anew, for machine code is kept without it."""
+    return _ptx_of(*_lowered(load(source), name, target), name, target)
+
+
+def _ptx_of(library: Any, entry: str, name: str, target: CudaTarget) -> str:
+    text: str = library.get_asm_str(cc=_cc(target))
+    return text.replace(entry, name)
 
 
 def _type(annotation: str) -> Any:
@@ -268,21 +278,51 @@ def _cc(target: CudaTarget) -> tuple[Any, ...]:
     return (*target.capability, "a") if target.architecture_specific else target.capability
 
 
-def _lowered(
-    function: Callable[..., None], signature: tuple[Any, ...], target: CudaTarget, bounds: tuple[int, int]
-) -> tuple[Any, str]:
-    """A kernel in LLVM's form, and its name there; `bounds` are the threads of a block and how many blocks must fit. As
-    numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off."""
-    compiled = numba_compiler.compile_cuda(
-        function, types.void, signature, nvvm_options={"opt": 3, "fma": False}, cc=_cc(target)
-    )
+NEEDED_PASSES = frozenset(
+    {
+        "CUDATranslateBytecode", "FixupArgs", "IRProcessing", "NopythonTypeInference", "IRLegalization", "AnnotateTypes",
+        "CreateLibrary", "CUDANativeLowering", "CUDABackend",
+    }
+)  # fmt: skip
+"""Passes of numba-cuda that generated text has a use for. The others look for closures, `with`, `raise`, overloads to inline,
+branches on literals and array expressions, of which it has none, and each goes through all of a kernel several times; one
+gives each assignment of a name a name of its own, which LLVM does again, and takes time by names times blocks."""
+
+
+class _Pipeline(numba_compiler.CUDACompiler):  # type: ignore[misc]
+    """numba-cuda's passes without those that find nothing to do: the same machine code in half the time."""
+
+    def define_pipelines(self) -> list[Any]:
+        (every,) = super().define_pipelines()
+        needed: Any = PassManager("tileloom")
+        needed.passes = [p for p in every.passes if getattr(p[0], "__name__", "") in NEEDED_PASSES]
+        needed.finalize()
+        return [needed]
+
+
+def _lowered(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> tuple[Any, str]:
+    """A kernel in LLVM's form, and its name there; `LAUNCHES` has the threads of a block and how many blocks must fit. As
+    numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off or to leave passes out."""
+    launch, function = namespace["LAUNCHES"][name], namespace[name].py_func
+    signature = tuple(_type(p) for p in function.__annotations__.values())
+    flags = numba_compiler.CUDAFlags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model, flags.inline = "numpy", "never"
+    flags.nvvm_options, flags.compute_capability = {"opt": 3, "fma": False}, _cc(target)
+    contexts = numba_target.typing_context, numba_target.target_context
+    with numba_compiler.utils.numba_target_override():
+        compiled = numba_compiler.compile_extra(
+            *contexts, function, signature, types.void, flags, {}, pipeline_class=_Pipeline,
+            call_conv=numba_compiler.CUDACallConv(contexts[1]), abi_info={},
+        )  # fmt: skip
+    compiled.library.finalize()
     library = compiled.library
     entry = compiled.fndesc.llvm_func_name
     kernel = library.get_function(entry)
     library._entry_name = entry
     numba_compiler.kernel_fixup(kernel, False)
     _pass_maps_by_value(kernel)
-    numba_nvvm.set_launch_bounds(kernel, bounds)
+    numba_nvvm.set_launch_bounds(kernel, (launch["threads"], launch.get("resident", 1)))
     return library, entry
 
 

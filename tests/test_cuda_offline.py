@@ -34,11 +34,18 @@ def assembled(name: str, target: str) -> Any:
 
 def first_kernel(text: str, target: str) -> Any:
     """The preferred kernel of a program, assembled."""
-    from tileloom.runtime.cuda import machine_code, variants
+    from tileloom.runtime.cuda import machine_code
+
+    return machine_code(*preferred(text, target), cuda_target(target))
+
+
+def preferred(text: str, target: str) -> tuple[str, str]:
+    """The source of a program, and the name of its first kernel there."""
+    from tileloom.runtime.cuda import variants
 
     source = generate(parse_module(text), cuda_target(target))
-    ((preferred, *_),) = variants(source).values()
-    return machine_code(source, preferred.name, cuda_target(target))
+    ((first, *_),) = variants(source).values()
+    return source, first.name
 
 
 @cache
@@ -63,7 +70,7 @@ def test_no_spills_and_no_local_memory(name: str, target: str) -> None:
     assert found["STL"] == found["LDL"] == 0
     assert found["LDG"] > 0
     assert found["STG"] > 0
-    assert kernel.seconds < 30
+    assert kernel.seconds < 30  # of processor time: other work on the machine does not count
 
 
 @needs_toolkit
@@ -117,10 +124,12 @@ def test_row_reductions_go_through_shuffles_alone() -> None:
 @needs_toolkit
 @pytest.mark.parametrize("target", ["cuda:sm_75", "cuda:sm_86", "cuda:sm_89", "cuda:sm_100a", "cuda:sm_120"])
 def test_every_target_assembles(target: str) -> None:
+    from tileloom.runtime.cuda import ptx
+
     for name in ("add", "softmax"):
         kernel = assembled(name, target)
-        assert kernel.target.sm in kernel.ptx
         assert kernel.registers > 0
+        assert kernel.target.sm in ptx(*preferred(LADDER[name], target), cuda_target(target))
 
 
 OTHERS = [c for c in cases["CASES"] if not c.name.startswith(("attention", "softmax", "layernorm", "add"))]
@@ -139,7 +148,10 @@ def test_every_kind_of_program_assembles(case: Any) -> None:
 
 @needs_toolkit
 def test_names_in_the_machine_code_are_the_programs() -> None:
-    assert ".visible .entry attention(" in assembled("attention", "cuda:sm_80").ptx
+    from tileloom.runtime.cuda import ptx
+
+    target = cuda_target("cuda:sm_80")
+    assert ".visible .entry attention(" in ptx(*preferred(LADDER["attention"], target.name), target)
     assert ".text.attention" in assembled("attention", "cuda:sm_80").sass
 
 

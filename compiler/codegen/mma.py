@@ -275,22 +275,28 @@ class MatrixKernel(Streams):
         }
         row_stride, column_stride = (_stride(strides[x]) for x in (row, column))
         i, j = self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i")
-        for k in range(self.tiles[over] // STEP):
-            if source_a is not None:
-                self._fetch(source_a, parts[0], rows, i, element, k)
-            else:
-                assert isinstance(left, RegisterOperand)
-                self._pack(left, parts[0], row, over, rows, i, element, k)
-            self._fetch(source_b, parts[1], columns // 2, j, element, k)
-            self.text.line(f"for {i} in range({rows}):")
+        steps = self.tiles[over] // STEP
+        k = self.names.fresh(f"{over}_step") if steps > 1 else "0"
+        depth = self.text.depth
+        if steps > 1:
+            self.text.line(f"for {k} in range({steps}):")
+            self.text.depth += 1
+        if source_a is not None:
+            self._fetch(source_a, parts[0], rows, i, element, k)
+        else:
+            assert isinstance(left, RegisterOperand)
+            self._pack(left, parts[0], row, over, rows, i, element, k)
+        self._fetch(source_b, parts[1], columns // 2, j, element, k)
+        self.text.line(f"for {i} in range({rows}):")
+        with self.text.indented():
+            self.text.line(f"for {j} in range({columns}):")
             with self.text.indented():
-                self.text.line(f"for {j} in range({columns}):")
-                with self.text.indented():
-                    at = f"{i} * {2 * row_stride} + {j} * {2 * column_stride}"
-                    self.text.line(
-                        f"mma_{element}({target.array}, {at}, {row_stride}, {column_stride}, "
-                        f"{parts[0]}, 4 * {i}, {parts[1]}, 2 * {j})"
-                    )
+                at = f"{i} * {2 * row_stride} + {j} * {2 * column_stride}"
+                self.text.line(
+                    f"mma_{element}({target.array}, {at}, {row_stride}, {column_stride}, "
+                    f"{parts[0]}, 4 * {i}, {parts[1]}, 2 * {j})"
+                )
+        self.text.depth = depth
 
     def _existing(self, operand: RegisterOperand, over: str) -> Expr:
         """The operand with zeros on lanes of the contracted axis that do not exist."""
@@ -348,12 +354,12 @@ class MatrixKernel(Streams):
         count: int,
         counter: str,
         element: DType,
-        k: int,
+        k: str,
     ) -> None:
         staged, base, pair, deep, turned = source
         kind = "ldmatrix_turned" if turned else "ldmatrix"
         self.text.line(f"for {counter} in range({count}):")
-        offset = f"{base} + {counter} * {pair}" + (f" + {k * deep}" if k else "")
+        offset = f"{base} + {counter} * {pair}" + (f" + {k} * {deep}" if k != "0" else "")
         self.text.line(f"    {kind}_{element}({part}, 4 * {counter}, {staged.buffer.name}, {offset})")
 
     def _pack(
@@ -365,19 +371,26 @@ class MatrixKernel(Streams):
         rows: int,
         counter: str,
         element: DType,
-        k: int,
+        k: str,
     ) -> None:
         """Two neighbouring values of a row in one register, as the instruction takes them."""
         layout = self.deal.layout(left.axes)
         self.text.line(f"for {counter} in range({rows}):")
-        with self.text.indented():
-            for piece in range(4):
-                half, deeper = piece & 1, piece >> 1
-                values = []
-                for lane in (0, 1):
-                    counters = {row: f"(2 * {counter} + {half})", over: str(4 * k + 2 * deeper + lane)}
-                    values.append(self.emit(left.value, Point(layout, counters)).text)
-                self.text.line(f"{part}[4 * {counter} + {piece}] = pack_{element}({', '.join(values)})")
+        deeper, half = (self.names.fresh(n) for n in ("deeper", "half"))
+        depth = self.text.depth
+        for name in (deeper, half):
+            self.text.depth += 1
+            self.text.line(f"for {name} in range(2):")
+        self.text.depth += 1
+        start = f"2 * {deeper}" if k == "0" else f"4 * {k} + 2 * {deeper}"
+        pair = [
+            self.emit(
+                left.value, Point(layout, {row: f"(2 * {counter} + {half})", over: f"({start} + {n})"})
+            ).text
+            for n in (0, 1)
+        ]
+        self.text.line(f"{part}[4 * {counter} + 2 * {deeper} + {half}] = pack_{element}({', '.join(pair)})")
+        self.text.depth = depth
 
 
 def _stride(text: str) -> int:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..tile_ir import Apply, AxisIndex, Expr, subexpressions
-from .deal import Layout
+from ...dsl.types import DType
+from ..tile_ir import Apply, Expr, LoopAxis
+from .deal import Layout, Spread
 from .mma import MatrixKernel
 from .scalar_cuda import Code, combine
 from .simt_reduction import Reduction
 from .simt_source import NOWHERE, Point, starts_late
-
-
-def slope(e: Expr, axis: str) -> int | None:
-    """How an expression grows with an axis's index; None where that is no whole number."""
-    match e:
-        case AxisIndex(axis=a):
-            return int(a == axis)
-        case Apply(op="add" | "sub" as op, args=(a, b)):
-            x, y = slope(a, axis), slope(b, axis)
-            return None if x is None or y is None else x + y if op == "add" else x - y
-    return None if any(x == AxisIndex(axis) for x in subexpressions(e)) else 0
+from .warpgroup_form import ends_tile, scalar_values, slope
 
 
 class RowReduction(Reduction):
@@ -62,6 +53,10 @@ class RowElements(MatrixKernel):
 
     reduction = RowReduction
 
+    def _give_names(self) -> None:
+        super()._give_names()
+        self.limits: dict[tuple[str, Spread], list[tuple[str, str]]] = {}
+
     def open(
         self, layout: Layout, exprs: list[Expr], exists: set[str], outer: Point, by_run: str | None = None
     ) -> Point:
@@ -76,27 +71,44 @@ class RowElements(MatrixKernel):
         self.axis_names[axis] = replace(old, counter=made[0], index=made[1], exists=made[2])
 
     def lane_checks(self, at: Point, axis: str) -> list[str]:
-        spread, a = at.layout.spread(axis), self.live[axis]
+        spread = at.layout.spread(axis)
         plain = axis in self._whole() or axis in self.full or spread.run != 2 or at.by_run is not None
         if plain or not spread.even:
             return super().lane_checks(at, axis)
-        names, checks = self.axis_names[axis], []
-        if a.hi is not None:
-            checks.append(self._place_check(at, axis, "<=", f"{names.hi} - {names.first} - 1"))
-        elif self.has_tail(a, spread.tile):
-            end = self.emit(a.extent, NOWHERE).operand
-            checks.append(self._place_check(at, axis, "<=", f"{end} - {names.first} - 1"))
-        if starts_late(a):
-            checks.append(self._place_check(at, axis, ">=", f"{names.lo} - {names.first}"))
-        return checks
+        limits = self.limits.get((axis, spread)) or self._limits(axis, spread)
+        return [self._place_check(at, axis, sign, limit) for sign, limit in limits]
 
-    def _place_check(self, at: Point, axis: str, sign: str, bound: str) -> str:
-        """Compare a lane's place in its tile with a bound of 64 bits."""
-        spread, i = at.layout.spread(axis), at.counters[axis]
+    def name_limits(self, axis: str, spread: Spread) -> None:
+        """Give the limits of a tile's elements names, until its step ends."""
+        self.limits[axis, spread] = [
+            (sign, self.assign(f"{axis}_{'most' if sign == '<=' else 'least'}", Code(limit, DType.I64)))
+            for sign, limit in self._limits(axis, spread)
+        ]
+
+    def _limits(self, axis: str, spread: Spread) -> list[tuple[str, str]]:
+        """What bounds the places of elements that exist."""
+        names, a, found = self.axis_names[axis], self.live[axis], []
+        if a.hi is not None:
+            found.append(("<=", f"{names.hi} - {names.first} - 1"))
+        elif self.has_tail(a, spread.tile):
+            found.append(("<=", f"{self.emit(a.extent, NOWHERE).operand} - {names.first} - 1"))
+        if starts_late(a) and not self._starts_a_tile(a):
+            found.append((">=", f"{names.lo} - {names.first}"))
+        return [(sign, self._limit(spread, sign, bound)) for sign, bound in found]
+
+    def _starts_a_tile(self, a: LoopAxis) -> bool:
+        return a.lo is not None and ends_tile(a.lo, a, scalar_values(self.program.body))
+
+    def _limit(self, spread: Spread, sign: str, bound: str) -> str:
+        """A bound of 64 bits as one of a thread's places in a tile."""
         low = -1 if sign == "<=" else 0
         own = self.coordinate(spread)
-        place = f"i32({spread.run * spread.step} * ({i} >> 1) + ({i} & 1))"
-        return f"{place} {sign} i32(min(max({bound}, {low}), {spread.tile}) - {own} * {spread.run})"
+        return f"i32(min(max({bound}, {low}), {spread.tile}) - {own} * {spread.run})"
+
+    def _place_check(self, at: Point, axis: str, sign: str, limit: str) -> str:
+        """Compare a lane's place in its tile with a limit."""
+        spread, i = at.layout.spread(axis), at.counters[axis]
+        return f"i32({spread.run * spread.step} * ({i} >> 1) + ({i} & 1)) {sign} {limit}"
 
     def _node(self, e: Expr, args: list[Code], at: Point) -> Code:
         compared = self._compared(e, at)
@@ -118,10 +130,9 @@ class RowElements(MatrixKernel):
                 continue
             rest = Point(at.layout.restrict(a for a in at.layout.axes if a != axis), at.counters)
             left, right = (self.emit(z, rest).operand for z in (x, y))
-            strict = e.op == "lt"
-            if grows > other:
-                text = self._place_check(at, axis, "<=", f"{right} - {left}{' - 1' if strict else ''}")
-            else:
-                text = self._place_check(at, axis, ">=", f"{left} - {right}{' + 1' if strict else ''}")
+            sign = "<=" if grows > other else ">="
+            bound = f"{right} - {left}" if sign == "<=" else f"{left} - {right}"
+            step = {"<=": " - 1", ">=": " + 1"}[sign] if e.op == "lt" else ""
+            text = self._place_check(at, axis, sign, self._limit(spread, sign, bound + step))
             return Code(text, self.facts.type_of(e, self.types).dtype, False)
         return None

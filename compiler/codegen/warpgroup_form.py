@@ -23,10 +23,11 @@ from ..tile_ir import (
     Store,
     TileProgram,
     TileType,
+    statements,
+    subexpressions,
 )
 from .streams import facts_of, with_named_operands
 from .tile_types import Facts, is_product, rewrite, tile_axes
-from .warpgroup_elements import slope
 
 
 def prepared(program: TileProgram) -> TileProgram:
@@ -141,6 +142,22 @@ def _bounds_rewritten(s: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
         case Grid():
             return replace(s, body=tuple(_bounds_rewritten(x, rule) for x in s.body))
     return s
+
+
+def slope(e: Expr, axis: str) -> int | None:
+    """How an expression grows with an axis's index; None where that is no whole number."""
+    match e:
+        case AxisIndex(axis=a):
+            return int(a == axis)
+        case Apply(op="add" | "sub" as op, args=(a, b)):
+            x, y = slope(a, axis), slope(b, axis)
+            return None if x is None or y is None else x + y if op == "add" else x - y
+    return None if any(x == AxisIndex(axis) for x in subexpressions(e)) else 0
+
+
+def scalar_values(body: tuple[Stmt, ...]) -> dict[str, Expr]:
+    """What the scalar names of a program stand for."""
+    return {s.name: s.value for s in statements(body) if isinstance(s, Let) and not s.type.axes}
 
 
 def ends_tile(e: Expr, a: LoopAxis, values: Mapping[str, Expr]) -> bool:

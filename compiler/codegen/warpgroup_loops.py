@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...dsl.types import DType
+from ..layouts import Unskewed, find
 from ..tile_ir import (
     Apply,
     Const,
@@ -29,10 +30,11 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
+from .deal import Spread
 from .mma import RegisterOperand, Unfit
 from .simt_source import Registers, Value
 from .staging import Ring, dots
-from .warpgroup_form import ends_tile
+from .warpgroup_form import ends_tile, scalar_values
 from .warpgroup_products import InRing, Products
 
 TURNS = 8  # the first of two named barriers
@@ -65,6 +67,7 @@ class Loops(Products):
         for body in _bodies(self.program.body):
             for chain in _chains(body, self.program.body):
                 self.going_on[id(chain[0])] = tuple(chain[1:])
+        self.skewed = find(self.program.attributes, Unskewed) is None
         self.done = {id(s) for chain in self.going_on.values() for s in chain}
 
     def loop(self, s: For) -> None:
@@ -92,9 +95,7 @@ class Loops(Products):
 
     def sums_loop(self, s: For) -> None:
         """Each step issues its products and then waits for those of the step before, whose slots it gives back."""
-        scalars = {
-            x.name: x.value for x in statements(self.program.body) if isinstance(x, Let) and not x.type.axes
-        }
+        scalars = scalar_values(self.program.body)
         if not all(ends_tile(x, s.axis, scalars) for x in (s.axis.lo, s.axis.hi) if x is not None):
             raise Unfit(f"the bounds of `{s.axis.name}` do not lie between its tiles")
         start, stop = self.range_of(s.axis)
@@ -172,7 +173,8 @@ class Loops(Products):
         packed = [self._declared(t.dot) for t in parts[0].trails]
         self.before_loop(e for s in loops for x in statements((s,)) for e in expressions(x))
         started = self.names.fresh("started")
-        self.text.line(f"{started} = i32(0)")
+        if self.skewed:
+            self.text.line(f"{started} = i32(0)")
         for number, (s, cascade) in enumerate(zip(loops, parts, strict=True)):
             if number:
                 for c, before in zip(s.carries, loops[number - 1].carries, strict=True):
@@ -181,7 +183,7 @@ class Loops(Products):
                 self.segment(replace(s, axis=axis), full, cascade, packed, started)
         for ring in [r for r in self.slots if not r.looped]:
             self.give_back(ring)
-        if parts[0].trails:
+        if parts[0].trails and self.skewed:
             self.text.line(f"if {started} != 0:")
             with self.text.indented():
                 self.start_trails(loops[-1], parts[-1], packed)
@@ -219,14 +221,18 @@ class Loops(Products):
         self.live[axis] = s.axis
         self.full |= {axis} if full else set()
         self.text.line(f"{first} = i32({start})")
-        self.text.line(f"if {started} == 0 and {first} < {stop}:")
-        with self.text.indented():
-            self.step(s, cascade, packed, starts_trails=False)
-            self.text.line(f"{started} = i32(1)")
-            self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
+        if self.skewed:
+            self.text.line(f"if {started} == 0 and {first} < {stop}:")
+            with self.text.indented():
+                self.step(s, cascade, packed, starts_trails=False)
+                self.text.line(f"{started} = i32(1)")
+                self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
         self.text.line(f"while {first} < {stop}:")
         with self.text.indented():
-            self.step(s, cascade, packed, starts_trails=True)
+            self.step(s, cascade, packed, starts_trails=self.skewed)
+            if not self.skewed:
+                self.start_trails(s, cascade, packed)
+                self.finish()
             self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
         self.full -= {axis} if full else set()
         del self.live[axis]
@@ -247,6 +253,9 @@ class Loops(Products):
         if takes_turns:
             self.text.line(f"announce({TURNS} + (warpgroup ^ 1), 256)")
         self.shifts = {}
+        if s.axis.name not in self.full:
+            for spread in dict.fromkeys(x for lead in cascade.leads for x in self._spreads(lead, s.axis.name)):
+                self.name_limits(s.axis.name, spread)
         for other in cascade.others:
             self.statement(replace(other, value=self.with_shifts(other.value)))
             self.release()
@@ -260,7 +269,11 @@ class Loops(Products):
             assert isinstance(left, RegisterOperand)
             self.pack(t.dot, left, array)
         self.finish()
+        self.limits = {}
         self.values, self.types = values, types
+
+    def _spreads(self, lead: Let, axis: str) -> list[Spread]:
+        return [self.deal.layout(lead.type.axes).spread(axis)] if axis in lead.type.axes else []
 
     def start_lead(self, lead: Let) -> None:
         """A product of tiles from memory, in registers of its own."""

@@ -134,16 +134,18 @@ class Products(Role):
         layout = self.deal.layout(left.axes)
         row = next(x for x in layout.axes if x != over)
         self.prepare(left.value, layout)
-        step = self.names.fresh(f"{over}_step")
-        self.text.line(f"for {step} in range({self.tiles[over] // STEP}):")
-        with self.text.indented():
-            for piece in range(4):
-                half, deeper = piece & 1, piece >> 1
-                values = []
-                for lane in (0, 1):
-                    at = Point(layout, {row: str(half), over: f"(4 * {step} + {2 * deeper + lane})"})
-                    values.append(self.existing(left.value, at, over))
-                self.text.line(f"{array}[4 * {step} + {piece}] = pack_{element}({', '.join(values)})")
+        names = [self.names.fresh(n) for n in (f"{over}_step", "deeper", "half")]
+        step, deeper, half = names
+        depth = self.text.depth
+        for name, count in zip(names, (self.tiles[over] // STEP, 2, 2), strict=True):
+            self.text.line(f"for {name} in range({count}):")
+            self.text.depth += 1
+        pair = [
+            self.existing(left.value, Point(layout, {row: half, over: f"(4 * {step} + 2 * {deeper} + {n})"}), over)
+            for n in (0, 1)
+        ]
+        self.text.line(f"{array}[4 * {step} + 2 * {deeper} + {half}] = pack_{element}({', '.join(pair)})")
+        self.text.depth = depth
 
     def existing(self, e: Expr, at: Point, axis: str) -> str:
         """An element, zero on a lane of an axis that does not exist."""

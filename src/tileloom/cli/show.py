@@ -84,12 +84,17 @@ def _machine(emit: str, kernel: CompiledKernel, found: Problem) -> None:
     if not isinstance(target, CudaTarget):
         raise usage(f"--emit {emit} needs a CUDA target, such as --target {DEFAULT_GPU}, not {target.name}")
     try:
-        from ..runtime.cuda import assemble
+        from ..runtime import cuda
     except ImportError as reason:
         raise CommandError(str(reason)) from None
-    made = assemble(_stages(kernel, found)["source"], target)
+    source = _stages(kernel, found)["source"]
+    if emit == "ptx":
+        names = [v.name for several in cuda.variants(source).values() for v in several]
+        sys.stdout.writelines(cuda.ptx(source, name, target) for name in names)
+        return
+    made = cuda.assemble(source, target)
     if emit == "resources":
         say(resource_table(made.values()))
         return
     for assembled in made.values():
-        sys.stdout.write(assembled.ptx if emit == "ptx" else assembled.sass)
+        sys.stdout.write(assembled.sass)
