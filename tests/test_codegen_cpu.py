@@ -90,10 +90,18 @@ def test_matmul_of_small_integers_is_exact() -> None:
 
 
 def test_any_strides_give_the_bits_of_a_contiguous_copy() -> None:
-    a, b = normal(2 * 50, 3 * 40), normal(33, 40)
-    views = {"a": a[::-2, ::3], "b": b.T, "bias": np.broadcast_to(normal(1), (33,))}
+    """But where a tile has so few rows or columns that operands are read as they lie."""
+    a, b = normal(2 * 50, 3 * 40), normal(45, 40)
+    views = {"a": a[::-2, ::3], "b": b.T, "bias": np.broadcast_to(normal(1), (45,))}
     plain = {n: np.ascontiguousarray(x) for n, x in views.items()}
     np.testing.assert_array_equal(both(matmul("f32"), views, 1e-5)["c"], compiled(matmul("f32"), plain)["c"])
+
+
+def test_a_few_columns_or_rows_of_any_strides() -> None:
+    for m, n in ((50, 33), (33, 50)):
+        a, b = normal(2 * m, 3 * 40)[::-2, ::3], normal(n, 40).T
+        got = both(matmul("f32"), {"a": a, "b": b, "bias": np.zeros(n, np.float32)}, 1e-5)
+        close(got["c"], (a.astype(np.float64) @ b).astype(np.float32), 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (5, 7, 0), (0, 0, 0)])
@@ -109,6 +117,51 @@ def test_another_size_compiles_nothing() -> None:
     before = len(task.signatures)  # type: ignore[attr-defined]
     both(matmul("f32"), {"a": normal(77, 66), "b": normal(66, 55), "bias": normal(55)}, 1e-5)
     assert len(task.signatures) == before  # type: ignore[attr-defined]
+
+
+SUMS = """module s {
+    tile sums(a: f32[B, M, K], b: f32[K, N], c: out f32[B, M, N], d: out f32[B, M, N]) {
+        extents B, M, K, N
+        for z in B, m in M by 32, n in N by 32 parallel {
+            for k in K by 16 carry (total: f32[m, n] = fill(0.0)) {
+                yield total + dot[k](load a[z, m, k], load b[k, n])
+            }
+            store c[z, m, n] = total
+            for j in K by 16 carry (other: f32[m, n] = fill(0.0)) {
+                yield other + dot[j](load a[z, m, j], load b[j, n])
+            }
+            store d[z, m, n] = other * 2.0
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize("k", [0, 16, 45])
+def test_a_sum_that_is_stored_as_it_is_grows_in_the_output(k: int) -> None:
+    """It has no storage of its own; one that is changed on the way does. No element beside the tiles is touched."""
+    a, b = normal(2, 45, k), normal(k, 37)
+    got = both(SUMS, {"a": a, "b": b}, 1e-5)
+    close(got["c"], (a.astype(np.float64) @ b).astype(np.float32), 1e-5)
+    close(got["d"], 2 * (a.astype(np.float64) @ b).astype(np.float32), 1e-5)
+    source = cpu.generate(module_of(SUMS))
+    assert "other = part(" in source
+    assert "total = part(" not in source
+    assert "matrix(c, (z, m_0, n_0), 1, 2, 0)," in source
+
+
+def test_a_sum_in_an_output_of_any_strides() -> None:
+    made = compile_kernel(parse(PRODUCT)["product"], CPU, {"M": 70, "K": 33, "N": 51})
+    kernel = Kernel(made.graph, made.module, kernels.build(made.source))
+    a, b = normal(70, 33), normal(33, 51)
+    for order in ("C", "F"):
+        space = np.full((140, 102), 7, np.float32, order=order)
+        kernel(a, b, out=space[::2, ::2])
+        close(space[::2, ::2].copy(), (a.astype(np.float64) @ b).astype(np.float32), 1e-5)
+        assert (space[1::2] == 7).all()
+        assert (space[:, 1::2] == 7).all()
+
+
+PRODUCT = "kernel product(a: f32[M, K], b: f32[K, N]) -> c: f32[M, N] { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
 
 
 PRODUCTS = """module p {

@@ -34,7 +34,7 @@ def onto(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
 @njit
 def packing(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
     multiply_packing(
-        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 1, 0, 0),
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 1, 0, 0), None,
         matrix(panel, (0, 0), 0, 1, 64), m, n, k, fresh,
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def packing(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: A
 @njit
 def packing_wide(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
     multiply_packing(
-        matrix(c, (1, 0), 0, 1, WIDE_ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
+        matrix(c, (1, 0), 0, 1, WIDE_ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0), None,
         matrix(panel, (0, 0), 0, 1, 64), m, n, k, fresh,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def packing_wide(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fre
 @njit
 def packing_bf16(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any) -> None:
     multiply_packing_bf16(
-        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0), None,
         matrix(panel, (0, 0), 0, 1, 64), m, n, k, True,
     )  # fmt: skip
 
@@ -105,6 +105,44 @@ def test_a_few_rows_take_the_operand_where_it_lies() -> None:
             np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
         assert (c[1 : m + 1, n:] == 7).all()
         assert (c[[0, m + 1]] == 7).all()
+
+
+@njit("void(f4[:,:], f4[:,:], f4[:,:], f4[:,::1], f4[:,::1], i8, i8, i8, b1)")
+def anywhere(c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply_packing(
+        matrix(c, (1, 0), 0, 1, 0), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
+        matrix(left, (0, 0), 0, 1, 112), matrix(panel, (0, 0), 0, 1, 64), m, n, k, fresh,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (1, 40, 99),
+        (5, 70, 20),
+        (8, 3, 33),
+        (40, 1, 99),
+        (71, 5, 20),
+        (20, 40, 1),
+        (20, 30, 0),
+        (9, 530, 18),
+        (33, 64, 100),
+    ],
+)
+def test_all_layouts_of_all_operands(m: int, n: int, k: int) -> None:
+    """One code, which asks at run time: thin products by rows and by columns, copies of both operands, a result whose
+    columns lie apart."""
+    a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
+    left, panel = np.empty((96, 112), np.float32), np.empty((112, 64), np.float32)
+    for c in laid_out(np.zeros((m + 2, n + 1), np.float32)):
+        for x in laid_out(a):
+            for y in laid_out(b):
+                c[:] = 7
+                for fresh, expected in ((True, a @ b), (False, 2 * (a @ b))):
+                    anywhere(c, x, y, left, panel, m, n, k, fresh)
+                    np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
+                assert (c[1 : m + 1, n] == 7).all()
+                assert (c[[0, m + 1]] == 7).all()
 
 
 def test_packed_operand_is_widened() -> None:

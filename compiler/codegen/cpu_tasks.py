@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from ...dsl.types import DType
 from ..tile_ir import (
@@ -26,6 +27,7 @@ from ..tile_ir import (
     Stmt,
     Store,
     TileType,
+    expressions,
     statements,
     subexpressions,
 )
@@ -232,7 +234,9 @@ class Task(Values):
     # -- statements
 
     def _body(self, body: tuple[Stmt, ...]) -> None:
-        for s in body:
+        for s, following in zip_longest(body, body[1:]):
+            if isinstance(s, For) and isinstance(following, Store):
+                self._find_result(s, following)
             match s:
                 case Let():
                     self._let(s)
@@ -246,6 +250,44 @@ class Task(Values):
                     self.depth = depth
                 case For():
                     self._repeat(s)
+
+    def _find_result(self, s: For, after: Store) -> None:
+        """Let a loop that only adds products add them in the output, where the statement behind it stores its value there
+        as it is and nothing else reads it."""
+        if len(s.carries) != 1 or after.value != Name(s.carries[0].name) or id(s) in self.repeats:
+            return
+        if self.program.tier == TIER or not s.carries[0].type.axes:
+            return  # matrix units write whole blocks; a single number is a variable
+        carry, param = s.carries[0], self.params[after.tensor]
+        others = [x for x in statements(self.grid.body) if x is not after and x is not s]
+        reads = (
+            x
+            for o in others
+            if all(o is not inner for inner in statements(s.body))
+            for e in expressions(o)
+            for x in subexpressions(e)
+        )
+        tiled = [
+            ix.axis for ix in after.subscripts if isinstance(ix, AxisIndex) and ix.axis in carry.type.axes
+        ]
+        if (
+            after.mode != "set"
+            or param.mode != "out"
+            or param.dtype is not held(carry.type.dtype)
+            or param.dtype not in (DType.F32, DType.F64, DType.I32)
+            or sorted(tiled) != sorted(carry.type.axes)
+            or after.subscripts[-1] != AxisIndex(carry.type.axes[-1])
+            or not all(map(self._fits, after.subscripts, param.shape))
+            or not all(isinstance(ix, AxisIndex) for ix in after.subscripts)
+            or any(x == after.value for x in reads)
+        ):
+            return
+        place = Buffer(self.tensor(after.tensor), param.dtype, carry.type.axes, ())
+        self.places[carry.name] = place
+        if self._first_step_overwrites(s):
+            self.results[place.name] = Load(after.tensor, after.subscripts)
+        else:
+            del self.places[carry.name]
 
     def _repeat(self, s: For) -> None:
         """A loop, or where an earlier one took a single step, that step again with the values it left."""
@@ -329,6 +371,8 @@ class Task(Values):
         )
 
     def _store(self, s: Store) -> None:
+        if isinstance(s.value, Name) and self.tensor(s.tensor) in self.results:
+            return  # summed there
         axes = merge(*(self.types.of(ix).axes for ix in s.subscripts))
         value = self._prepare(self._expand(s.value), s.tensor, axes)
         subscripts = tuple(self._prepare(self._expand(ix), s.tensor, ()) for ix in s.subscripts)
@@ -424,7 +468,9 @@ class Task(Values):
     # -- loops with carried values
 
     def _for(self, s: For) -> None:
-        places = [self._take_over(c.name) or self._declare(c.name, c.type) for c in s.carries]
+        places = [
+            self._result(c) or self._take_over(c.name) or self._declare(c.name, c.type) for c in s.carries
+        ]
         overwrites = self._first_step_overwrites(s)
         for c, place in zip(s.carries, places, strict=True):
             init = self._expand(c.init)
@@ -439,6 +485,11 @@ class Task(Values):
         fresh = f"{self.axes[s.axis.name].origin} == 0" if overwrites else "False"
         self._update(s.carries, s.yields, fresh)
         self.depth = depth
+
+    def _result(self, c: Carry) -> Buffer | None:
+        """The output in which a carried value is summed, if it is."""
+        place = self.places.get(c.name)
+        return place if isinstance(place, Buffer) and place.name in self.results else None
 
     def _first_step_overwrites(self, s: For) -> bool:
         """Does the loop only add products to one value that starts at zero? Then its first step can set it."""

@@ -71,8 +71,9 @@ class View:
 class Product:
     """`c[…, i, j] += a[…, i, k] · b[…, k, j]` at every position of the outer axes.
 
-    `verb` is the function that computes it; one that packs copies panels of b into `panel`. `fresh` is Python text of when
-    c has no value before. `copies`: where both operands are copied in the form of a matrix unit."""
+    `verb` is the function that computes it; one that packs copies panels of b into `panel`, and where that pays a into
+    `left`. `fresh` is Python text of when c has no value before. `copies`: where both operands are copied in the form of a
+    matrix unit."""
 
     c: Buffer
     a: View
@@ -85,6 +86,7 @@ class Product:
     panel: Buffer | None
     fresh: str = "False"
     copies: Buffer | None = None
+    left: Buffer | None = None
 
     @property
     def overwrites(self) -> bool:
@@ -101,6 +103,7 @@ class Values(Expressions):
         self._panels: list[Buffer] = []
         self._copied: Buffer | None = None
         self._definitions = definitions(self.program)
+        self.results: dict[str, Load] = {}
         self._last_nest: Nest | None = None
         self._nest_along: dict[str, Nest] = {}
         """The latest loop along each axis."""
@@ -353,7 +356,8 @@ class Values(Expressions):
         read = self._plain_read(b, axes)
         if read is not None and (verb := pack_verb(self.params[read.tensor].dtype, c.dtype)):
             verb, panel = verb.replace("pack", "multiply_packing"), self._panel(c.dtype, k, j)
-            return Product(c, left, self._tensor_view(read), outer, i, j, k, verb, panel)
+            room = None if i is None or left.lanes else self._room(c.dtype, i, k, j)
+            return Product(c, left, self._tensor_view(read), outer, i, j, k, verb, panel, left=room)
         return Product(c, left, self._packed(b, axes, c, carries), outer, i, j, k, "multiply", None)
 
     def _narrow(self, d: Dot, i: str | None, j: str) -> DType | None:
@@ -395,13 +399,27 @@ class Values(Expressions):
 
     def _panel(self, dtype: DType, k: str, j: str) -> Buffer:
         """Where products copy panels of an operand; one at a time, so those with the same steps share it."""
-        sizes = self._number(self.axes[k].size), PANEL_COLUMNS
+        columns = min(PANEL_COLUMNS, _whole(self._number(self.axes[j].size)))
+        return self._shared_buffer("panel", dtype, (k, j), (_whole(self._number(self.axes[k].size)), columns))
+
+    def _room(self, dtype: DType, i: str, k: str, j: str) -> Buffer | None:
+        """Where products copy the operand whose elements are taken one at a time; none for so few columns that a copy is
+        used by a panel alone."""
+        rows, steps, columns = (self._number(self.axes[x].size) for x in (i, k, j))
+        if min(rows, columns) <= PANEL_COLUMNS or self.columns is not None:
+            return None
+        return self._shared_buffer("rows", dtype, (i, k), (rows, _padded(steps, dtype)))
+
+    def _shared_buffer(
+        self, name: str, dtype: DType, axes: tuple[str, str], sizes: tuple[int, int]
+    ) -> Buffer:
+        """Storage of copies, the same for all of these sizes."""
         found = next((b for b in self._panels if b.dtype is dtype and b.sizes == sizes), None)
         if found is None:
-            found = Buffer(self.names.new("panel"), dtype, (k, j), sizes)
+            found = Buffer(self.names.new(name), dtype, axes, sizes)
             self._panels.append(found)
             self.buffers.append(found)
-        return replace(found, axes=(k, j))
+        return replace(found, axes=axes)
 
     def _shared(self, e: Expr, outer: tuple[str, ...]) -> list[str]:
         own = self.types.of(e).axes
@@ -447,6 +465,8 @@ class Values(Expressions):
         return value if plain else None
 
     def _stored(self, b: Buffer) -> View:
+        if b.name in self.results:
+            return self._tensor_view(self.results[b.name])
         return View(b.name, tuple(map(AxisIndex, b.axes)), b.sizes, True)
 
     def _tensor_view(self, e: Load) -> View:
@@ -510,7 +530,6 @@ class Values(Expressions):
         operands = [(self._stored(p.c), i, p.j), (p.a, p.i or p.k, p.k), (p.b, p.k, p.j)]
         copied = ""
         if p.panel is not None:
-            operands.append((self._stored(p.panel), p.k, p.j))
             copied = f", panels of {p.b.array} copied on the way"
         if p.copies is not None:
             copied = ", on the matrix unit"
@@ -522,6 +541,10 @@ class Values(Expressions):
             self.line(f"{self._matrix(view, row, column)},")
         if p.copies is not None:
             self.line(f"matrix({p.copies.name}, (0,), 0, 0, 0),")
+        if p.panel is not None:
+            room = f"{self._matrix(self._stored(p.left), i, p.k)}" if p.left is not None else "None"
+            self.line(f"{room},  # for a copy of {p.a.array}" if p.left is not None else f"{room},")
+            self.line(f"{self._matrix(self._stored(p.panel), p.k, p.j)},")
         self.line(f"{', '.join(counts)},")
         self.depth -= 1
         self.line(")")
@@ -777,8 +800,13 @@ def is_zero(e: Expr) -> bool:
 def _padded(length: int, dtype: DType) -> int:
     """Elements from row to row of a buffer: whole vectors on every machine, and no multiple of 1024 bytes, so that rows do
     not all fall into the same few sets of a cache."""
-    row = -(-length // WHOLE_LANES) * WHOLE_LANES
+    row = _whole(length)
     return row + WHOLE_LANES if row * dtype.bytes % 1024 == 0 else row
+
+
+def _whole(length: int) -> int:
+    """A length rounded up to whole vectors on every machine."""
+    return -(-length // WHOLE_LANES) * WHOLE_LANES
 
 
 def orders(axes: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -47,7 +47,7 @@ class TileSizes:
 
 
 CPU_TILES = TileSizes(
-    row=256, column=256, inner=384, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 17
+    row=512, column=512, inner=256, query=64, key=128, line=8192, lines=1, flat=1024, volume=1 << 18
 )
 CPU_MATRIX_TILES = replace(CPU_TILES, row=512, column=512, inner=512, query=128, volume=1 << 18)
 """Products on matrix units: each task copies its operands, from beyond its own caches, so both sides of a tile are long."""
@@ -164,7 +164,7 @@ def _cpu_tiles(
     loops = (*roles.reduced, *roles.serial)
     if roles.contraction_inside or roles.contraction_outside:
         on_units = schedule.tier == CPU_MATRIX_TIER
-        return _cpu_product_tiles(graph, roles, CPU_MATRIX_TILES if on_units else CPU_TILES, sizes)
+        return _cpu_product_tiles(graph, region, roles, CPU_MATRIX_TILES if on_units else CPU_TILES, sizes)
     if not loops:
         return CPU_TILES
     if not _along_rows(region, loops[-1]):
@@ -181,10 +181,12 @@ CPU_QUERIES = (FEW_ROWS, 16, 32, CPU_TILES.query)
 FEWEST_TASKS = 4
 
 
-def _cpu_product_tiles(graph: Graph, roles: Roles, best: TileSizes, sizes: Mapping[str, int]) -> TileSizes:
+def _cpu_product_tiles(
+    graph: Graph, region: Region, roles: Roles, best: TileSizes, sizes: Mapping[str, int]
+) -> TileSizes:
     """Few rows of a cascade make a short tile, which leaves the lanes of vectors to its loop axis; some more, one that they
-    fill. A product that would make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first: each column is copied
-    once for all rows."""
+    fill. A product that would make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first, since each column is
+    copied once for all rows; but not into tasks that cost less than handing them out."""
     lengths = [axis_size(graph, a, sizes) or 0 for a in roles.tiled]
     if roles.contraction_inside:
         rows = lengths[0] if lengths and lengths[0] else best.query
@@ -192,12 +194,41 @@ def _cpu_product_tiles(graph: Graph, roles: Roles, best: TileSizes, sizes: Mappi
     if len(lengths) != 2:
         return best
     others = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.grid if a not in roles.tiled)
+    depth = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.reduced)
+    even = best is CPU_MATRIX_TILES  # copies both operands for each task
+    best = _thin_tiles(lengths, depth) or (best if even else _wide_tiles(region))
     row, column = best.row, best.column
-    if lengths[0] <= FEW_ROWS:  # long rows: memory is read in order
-        row, column = FEW_ROWS, 4 * column
     while others * -(-lengths[0] // row) * -(-lengths[1] // column) < FEWEST_TASKS and max(row, column) > 64:
-        row, column = (row, column // 2) if column >= row else (row // 2, column)
+        if min(row, lengths[0]) * min(column, lengths[1]) * depth < LARGEST_TASK:
+            break
+        row, column = (row, column // 2) if column > (row - 1 if even else 64) else (row // 2, column)
     return replace(best, row=row, column=column)
+
+
+LARGEST_TASK = 1 << 21
+"""Products of a task that is not cut further: some 30 µs."""
+THIN_VOLUME = 1 << 20
+"""The most elements of an operand's tile in a product with few rows or columns."""
+
+
+def _thin_tiles(lengths: list[int], depth: int) -> TileSizes | None:
+    """Tiles of a product with few rows or columns: memory is read in order and once, long rows of the other operand."""
+    if not 0 < min(lengths) <= FEW_ROWS:
+        return None
+    short = lengths[0] <= FEW_ROWS
+    row, column = (FEW_ROWS, 2 * CPU_TILES.column) if short else (CPU_TILES.row // 2, FEW_ROWS)
+    whole = -(-depth // CPU_TILES.inner) * CPU_TILES.inner
+    inner = min(THIN_VOLUME // max(row, column), whole)
+    return replace(CPU_TILES, row=row, column=column, inner=inner, volume=THIN_VOLUME)
+
+
+def _wide_tiles(region: Region) -> TileSizes:
+    """Twice as many columns share the copy of a row where sums are stored as they are, and so need no storage of their
+    own beside it in the second cache."""
+    plain = all(isinstance(v, Reduce) for v in region.values)
+    return (
+        replace(CPU_TILES, column=2 * CPU_TILES.column, volume=2 * CPU_TILES.volume) if plain else CPU_TILES
+    )
 
 
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:

@@ -77,6 +77,11 @@ class Side:
     row: Any
     column: Any
 
+    @property
+    def turned(self) -> Side:
+        """The transpose."""
+        return Side(self.address, self.column, self.row)
+
     def at(self, b: Builder, row: Any, column: Any) -> Side:
         return Side(moved(b, self.address, row, self.row, column, self.column), self.row, self.column)
 
@@ -128,6 +133,25 @@ def call_once(
     return context.get_dummy_value()
 
 
+def routine(b: Builder, name: str, sides: list[Side], counts: list[Any], write: Callable[..., None]) -> None:
+    """Call the module's function of this name on matrices and counts; `write(builder, sides, counts)` makes its body where
+    the module has none yet."""
+    flat = [x for s in sides for x in (s.address, s.row, s.column)] + counts
+    function = b.module.globals.get(name)
+    if function is None:
+        function = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in flat]), name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        write(
+            inner,
+            [Side(*function.args[3 * i : 3 * i + 3]) for i in range(len(sides))],
+            list(function.args[3 * len(sides) :]),
+        )
+        inner.ret_void()
+    b.call(function, flat)
+
+
 @contextmanager
 def steps(b: Builder, first: Any, end: Any, step: int) -> Iterator[Any]:
     """A loop over first, first + step, … while a whole step fits before `end`; yields the index."""
@@ -145,3 +169,32 @@ def steps(b: Builder, first: Any, end: Any, step: int) -> Iterator[Any]:
     b.branch(head)
     b.position_at_end(after)
     b._last_index = index
+
+
+def folded_steps(
+    b: Builder,
+    first: Any,
+    end: Any,
+    step: int,
+    values: list[Any],
+    body: Callable[[Any, list[Any]], list[Any]],
+) -> tuple[Any, list[Any]]:
+    """A loop like `steps` that carries values: `body(index, values)` gives the next. Returns the index and the values
+    behind it."""
+    head, inside, after = (b.append_basic_block(n) for n in ("head", "body", "after"))
+    before = b.block
+    b.branch(head)
+    b.position_at_end(head)
+    phis = [b.phi(x.type) for x in (first, *values)]
+    for phi, x in zip(phis, (first, *values), strict=True):
+        phi.add_incoming(x, before)
+    index, *carried = phis
+    following = b.add(index, i64(step))
+    b.cbranch(b.icmp_signed("<=", following, end), inside, after)
+    b.position_at_end(inside)
+    now = body(index, carried)
+    for phi, x in zip(phis, (following, *now), strict=True):
+        phi.add_incoming(x, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return index, carried

@@ -11,18 +11,19 @@ it falls into.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .matrices import Side
+from .matrices import Matrix, Side, folded_steps, routine
 from .matrices import call_once as _call_once
 from .matrices import i64 as _i64
 from .matrices import moved as _moved
 from .matrices import steps as _steps
+from .thin_products import Thin, multiply_add
 from .vectors import (
     I8,
     I32,
@@ -32,9 +33,9 @@ from .vectors import (
     call,
     constant,
     first_lanes,
-    is_float,
+    read_apart,
     read_dense,
-    suffix,
+    write_apart,
     write_dense,
 )
 
@@ -59,8 +60,10 @@ BLOCKS = {
 }
 """By bytes of a register. A block of r x w accumulators costs r·w + r + w instructions a step; of those that fit into 32
 registers with what they wait for 6 x 4 costs fewest a product, of those that fit into 16, 6 x 2."""
-FEW_ROWS, ROWS_TOGETHER = 8, 8
-"""With so few rows of c an operand is not copied; so many of its rows are read side by side."""
+FEW = 8
+"""Products of so few rows, columns or steps are thin: no operand is copied."""
+PANELS_PER_COPY = 8
+"""A panel of b and rows of a that are used by so many others are worth a copy of a, whose rows then lie closer."""
 
 
 # ---------------------------------------------------------------- products
@@ -84,66 +87,66 @@ class _Product:
         return ir.VectorType(self.t, self.lanes)
 
     def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
-        """For a few rows a copy of b costs as much as the product: it is then read where it lies."""
-        if (
-            self.pack is None
-            or self.pack.source != self.t
-            or not _is_known(sides[2].column, _i64(_size(self.t)))
-        ):
+        """The way that suits where operands lie and how many rows and columns there are, asked at run time."""
+        c, size = sides[0], _i64(_size(self.t))
+        done = b.append_basic_block("done")
+        if self.pack is not None and self.pack.source == self.t:
+            self.thin(b, sides, counts, done)
+        if _is_known(c.column, size):
             self.panels(b, sides, counts)
-            return
-        few = b.icmp_signed("<=", counts[0], _i64(FEW_ROWS))
-        with b.if_else(few) as (then, otherwise):
-            with then:
-                self.stream(b, sides, counts)
-            with otherwise:
-                self.panels(b, sides, counts)
+        else:
+            dense = b.icmp_signed("==", c.column, size)
+            with b.if_else(dense) as (then, otherwise):
+                with then:
+                    self.panels(b, [Side(c.address, c.row, size), *sides[1:]], counts)
+                with otherwise:
+                    self.singly(b, sides, counts)
+        b.branch(done)
+        b.position_at_end(done)
 
-    def stream(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
-        """Whole rows of b, a group at a time, added to each row of c: memory is read in order and once."""
-        c, (m, n, k, fresh) = sides[0], counts
-        zero = constant(self.vector, 0)
-        with b.if_then(fresh), _steps(b, _i64(0), m, 1) as i:
-            self.along(
-                b, c.at(b, i, _i64(0)), n, lambda at, column, mask: write_dense(b, zero, at.address, mask)
-            )
-        done = _i64(0)
-        for group in (ROWS_TOGETHER, 1):
-            with _steps(b, done, k, group) as step, _steps(b, _i64(0), m, 1) as i:
-                self.add_rows(
-                    b, c.at(b, i, _i64(0)), sides[1].at(b, i, step), sides[2].at(b, step, _i64(0)), group, n
-                )
-            done = b._last_index
+    def thin(self, b: Builder, sides: list[Side], counts: list[Any], done: Any) -> None:
+        """Products of a few rows, columns or steps: nothing is copied but what is short and lies across."""
+        thin, (c, a, right), (m, n, k, fresh) = Thin(self.t), sides[:3], counts
+        few_m, few_n, few_k = (b.icmp_signed("<=", x, _i64(FEW)) for x in (m, n, k))
+        size = _i64(_size(self.t))
 
-    def add_rows(self, b: Builder, c: Side, a: Side, right: Side, group: int, n: Any) -> None:
-        """c[0] += Σ a[0, u] · right[u] over a group of rows of `right`."""
-        left = [self.spread(b, a.at(b, _i64(0), _i64(u))) for u in range(group)]
+        def is_dense(distance: Any) -> Any:
+            return b.icmp_signed("==", distance, size)
 
-        def add(at: Side, column: Any, mask: Any) -> None:
-            total = read_dense(b, at.address, self.t, self.lanes, mask)
-            for u, x in enumerate(left):
-                y = read_dense(b, right.at(b, _i64(u), column).address, self.t, self.lanes, mask)
-                total = _fma(b, x, y, total)
-            write_dense(b, total, at.address, mask)
+        def row_dots() -> None:
+            thin.dots(b, c, a, self.along(b, right.turned, sides[3], n, k), [m, n, k, fresh])
 
-        self.along(b, c, n, add)
+        def column_dots() -> None:
+            thin.dots(b, c.turned, right.turned, self.along(b, a, sides[3], m, k), [n, m, k, fresh])
 
-    def along(self, b: Builder, row: Side, n: Any, body: Callable[[Side, Any, Any], None]) -> None:
-        """Visit a row by vectors, the last one through a mask."""
-        with _steps(b, _i64(0), n, self.lanes) as j:
-            body(row.at(b, _i64(0), j), j, None)
-        j = b._last_index
-        with b.if_then(b.icmp_signed("<", j, n)):
-            body(row.at(b, _i64(0), j), j, first_lanes(b, b.sub(n, j), self.lanes))
+        streams = b.and_(b.or_(few_m, few_k), b.and_(is_dense(right.column), is_dense(c.column)))
+        turned = b.and_(is_dense(a.row), is_dense(c.row))
+        ways: tuple[tuple[Any, Any, Callable[[], None]], ...] = (
+            (few_n, is_dense(a.column), row_dots),
+            (few_m, is_dense(right.row), column_dots),
+            (streams, streams, lambda: thin.stream(b, c, a, right, [m, n, k, fresh])),
+            (few_n, turned, lambda: thin.stream(b, c.turned, right.turned, a.turned, [n, m, k, fresh])),
+        )
+        for few, fits, compute in ways:
+            with b.if_then(b.and_(few, fits)):
+                compute()
+                b.branch(done)
 
-    def spread(self, b: Builder, at: Side) -> Any:
-        """An element in all lanes."""
-        pointer = b.bitcast(at.address, self.t.as_pointer())
-        return broadcast(b, b.load(pointer, typ=self.t, align=_size(self.t)), self.lanes)
+    def along(self, b: Builder, few: Side, space: Side, rows: Any, k: Any) -> Side:
+        """A few rows with dense columns: where they lie, or a copy."""
+        size = _i64(_size(self.t))
+        apart = b.icmp_signed("!=", few.column, size)
+        lanes = _i64(self.lanes)
+        row = b.mul(b.mul(b.udiv(b.add(k, b.sub(lanes, _i64(1))), lanes), lanes), size)
+        copy = Side(space.address, row, size)
+        assert self.pack is not None
+        with b.if_then(apart):
+            self.pack.call(b, copy, few, [rows, k])
+        return Side(b.select(apart, copy.address, few.address), b.select(apart, row, few.row), size)
 
     def panels(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
-        c, a = sides[:2]
+        c, a = sides[0], self.readied(b, sides, counts)
         m, n, k, fresh = counts
         count = self.blocks.wide * self.lanes
         with _steps(b, _i64(0), n, count) as j:
@@ -152,19 +155,44 @@ class _Product:
             self.rows(b, (c.at(b, _i64(0), j), a, panel), (m, k, fresh), None, ahead)
         j = b._last_index
         with b.if_then(b.icmp_signed("<", j, n)):
-            width = b.sub(n, j)
-            panel, out = self.panel(b, sides, j, k, width), c.at(b, _i64(0), j)
-            with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
-                mask = first_lanes(b, b.sub(width, v), self.lanes)
-                narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
-                self.rows(b, narrow, (m, k, fresh), mask, None)
+            self.vectors(b, sides, a, counts, j)
+
+    def singly(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
+        """All columns by masked vectors, for a c whose columns lie apart."""
+        count = self.blocks.wide * self.lanes
+        with _steps(b, _i64(0), b.add(counts[1], _i64(count - 1)), count) as j:
+            self.vectors(b, sides, sides[1], counts, j)
+
+    def vectors(self, b: Builder, sides: list[Side], a: Side, counts: list[Any], j: Any) -> None:
+        """The columns from j on, a panel at most, by masked vectors."""
+        m, n, k, fresh = counts
+        count = _i64(self.blocks.wide * self.lanes)
+        width = call(b, "llvm.smin.i64", I64, [b.sub(n, j), count])
+        panel, out = self.panel(b, sides, j, k, width), sides[0].at(b, _i64(0), j)
+        with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
+            mask = first_lanes(b, b.sub(width, v), self.lanes)
+            narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
+            self.rows(b, narrow, (m, k, fresh), mask, None)
+
+    def readied(self, b: Builder, sides: list[Side], counts: list[Any]) -> Side:
+        """a with dense columns: where it lies, or a copy where there is room for one and enough columns of b to use it."""
+        if len(sides) < 5:
+            return sides[1]
+        (_, a, _, _, space), (m, n, k, _) = sides, counts
+        assert self.pack is not None
+        size = _i64(_size(self.t))
+        often = b.icmp_signed(">=", n, _i64(PANELS_PER_COPY * self.blocks.wide * self.lanes))
+        pays = b.or_(often, b.icmp_signed("!=", a.column, size))
+        with b.if_then(pays):
+            replace(self.pack, source=self.t, widen=_same).call(b, space, a, [m, k])
+        return Side(b.select(pays, space.address, a.address), b.select(pays, space.row, a.row), size)
 
     def panel(self, b: Builder, sides: list[Side], j: Any, k: Any, width: Any) -> Side:
         """Columns j and on of b, with dense rows."""
         panel = sides[2].at(b, _i64(0), j)
         if self.pack is None:
             return panel
-        self.pack.body(b, [sides[3], panel], [k, width])
+        self.pack.call(b, sides[3], panel, [k, width])
         return sides[3]
 
     def ahead(self, b: Builder, sides: list[Side], j: Any, counts: list[Any]) -> Callable[[Any], Runs] | None:
@@ -219,19 +247,26 @@ class _Product:
                 self.block(b, places, (a.at(b, i, _i64(0)), right), (k, fresh), wide, mask, wanted)
             done = b._last_index
 
-    def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Any]:
-        """Addresses of the vectors of a block, row by row."""
-        size = _i64(_size(self.t))
-        return [
-            _moved(b, c.address, _i64(i), c.row, _i64(v * self.lanes), size)
-            for i in range(rows)
-            for v in range(wide)
-        ]
+    def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
+        """The vectors of a block, row by row."""
+        return [c.at(b, _i64(i), _i64(v * self.lanes)) for i in range(rows) for v in range(wide)]
+
+    def read(self, b: Builder, at: Side, mask: Any) -> Any:
+        """A vector of c."""
+        if _is_known(at.column, _i64(_size(self.t))):
+            return read_dense(b, at.address, self.t, self.lanes, mask)
+        return read_apart(b, at.address, at.column, self.t, self.lanes, mask)
+
+    def write(self, b: Builder, value: Any, at: Side, mask: Any) -> None:
+        if _is_known(at.column, _i64(_size(self.t))):
+            write_dense(b, value, at.address, mask)
+        else:
+            write_apart(b, value, at.address, at.column, mask)
 
     def block(
         self,
         b: Builder,
-        places: list[Any],
+        places: list[Side],
         operands: tuple[Side, Side],
         counts: tuple[Any, Any],
         wide: int,
@@ -240,8 +275,7 @@ class _Product:
     ) -> None:
         """One block of accumulators, in registers through loops along k; the greatest asks for memory on the way."""
         k, fresh = counts
-        zero = constant(self.vector, 0)
-        sums = [b.select(fresh, zero, read_dense(b, p, self.t, self.lanes, mask)) for p in places]
+        sums = self.start(b, places, fresh, mask)
         at: tuple[Any, list[Any]] = (_i64(0), sums)
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
@@ -249,7 +283,21 @@ class _Product:
             at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
         _, sums = self.along_k(b, at, operands, k, wide, mask, 1)
         for x, p in zip(sums, places, strict=True):
-            write_dense(b, x, p, mask)
+            self.write(b, x, p, mask)
+
+    def start(self, b: Builder, places: list[Side], fresh: Any, mask: Any) -> list[Any]:
+        """What a block holds, or zeros where nothing is there yet: it is then not read."""
+        before = b.block
+        with b.if_then(b.not_(fresh)):
+            held = [self.read(b, p, mask) for p in places]
+            inside = b.block
+        sums = []
+        for x in held:
+            phi = b.phi(self.vector)
+            phi.add_incoming(x, inside)
+            phi.add_incoming(constant(self.vector, 0), before)
+            sums.append(phi)
+        return sums
 
     def asking(
         self,
@@ -263,33 +311,27 @@ class _Product:
         rows, then of the second. All at once they would hold up the reads of b for as long as one takes."""
         rows = len(start[1]) // self.blocks.wide
         first, then = wanted
-        head, body, after = (b.append_basic_block(n) for n in ("lines.head", "lines.body", "lines.after"))
-        before = b.block
-        b.branch(head)
-        b.position_at_end(head)
-        phis = [b.phi(x.type) for x in (start[0], *start[1], first.address, first.distance, _i64(0))]
-        step, *sums, address, distance, count = phis
-        for phi, x in zip(phis, (start[0], *start[1], first.address, first.distance, _i64(0)), strict=True):
-            phi.add_incoming(x, before)
-        end = b.add(step, _i64(LINE // _size(self.t)))
-        b.cbranch(b.icmp_signed("<=", end, k), body, after)
-        b.position_at_end(body)
-        for at in range(0, self.run, LINE):
-            prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
-        step_after, sums_after = self.along_k(
-            b, (step, sums), operands, end, self.blocks.wide, None, self.blocks.unroll
-        )
-        counted = b.add(count, _i64(1))
-        turn = b.icmp_signed("==", counted, _i64(rows))
-        address_after = b.select(turn, then.address, b.gep(address, [distance], source_etype=I8))
-        distance_after = b.select(turn, then.distance, distance)
-        for phi, x in zip(
-            phis, (step_after, *sums_after, address_after, distance_after, counted), strict=True
-        ):
-            phi.add_incoming(x, b.block)
-        b.branch(head)
-        b.position_at_end(after)
-        return step, sums
+        line = LINE // _size(self.t)
+
+        def ask(step: Any, values: list[Any]) -> list[Any]:
+            *sums, address, distance, count = values
+            for at in range(0, self.run, LINE):
+                prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
+            end, wide, unroll = b.add(step, _i64(line)), self.blocks.wide, self.blocks.unroll
+            _, sums = self.along_k(b, (step, sums), operands, end, wide, None, unroll)
+            count = b.add(count, _i64(1))
+            turn = b.icmp_signed("==", count, _i64(rows))
+            following = b.gep(address, [distance], source_etype=I8)
+            return [
+                *sums,
+                b.select(turn, then.address, following),
+                b.select(turn, then.distance, distance),
+                count,
+            ]
+
+        values = [*start[1], first.address, first.distance, _i64(0)]
+        step, values = folded_steps(b, start[0], k, line, values, ask)
+        return step, values[:-3]
 
     def along_k(
         self,
@@ -302,31 +344,19 @@ class _Product:
         together: int,
     ) -> tuple[Any, list[Any]]:
         """A loop along k while `together` steps fit: from the first step and the accumulators to those behind it."""
-        head, body, after = (b.append_basic_block(n) for n in ("k.head", "k.body", "k.after"))
-        before = b.block
-        b.branch(head)
-        b.position_at_end(head)
-        step = b.phi(I64)
-        step.add_incoming(start[0], before)
-        sums = [b.phi(self.vector) for _ in start[1]]
-        for phi, x in zip(sums, start[1], strict=True):
-            phi.add_incoming(x, before)
-        following = b.add(step, _i64(together))
-        b.cbranch(b.icmp_signed("<=", following, k), body, after)
-        b.position_at_end(body)
-        now, (a, right) = sums, operands
-        for u in range(together):
-            here = b.add(step, _i64(u))
-            now = self.products(b, now, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
-        step.add_incoming(following, b.block)
-        for phi, x in zip(sums, now, strict=True):
-            phi.add_incoming(x, b.block)
-        b.branch(head)
-        b.position_at_end(after)
-        return step, list(sums)
+
+        def step(at: Any, sums: list[Any]) -> list[Any]:
+            a, right = operands
+            for u in range(together):
+                here = b.add(at, _i64(u))
+                sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
+            return sums
+
+        return folded_steps(b, start[0], k, together, start[1], step)
 
     def products(self, b: Builder, sums: list[Any], a: Side, right: Side, wide: int, mask: Any) -> list[Any]:
         """The accumulators after one step along k."""
+        thin = Thin(self.t)
         size = _i64(_size(self.t))
         there = None if self.pack is not None else mask  # panels are whole vectors
         vectors = [
@@ -335,8 +365,8 @@ class _Product:
         ]
         out = []
         for i in range(len(sums) // wide):
-            left = self.spread(b, a.at(b, _i64(i), _i64(0)))
-            out += [_fma(b, left, vectors[v], sums[i * wide + v]) for v in range(wide)]
+            left = thin.spread(b, a.at(b, _i64(i), _i64(0)))
+            out += [multiply_add(b, left, vectors[v], sums[i * wide + v]) for v in range(wide)]
         return out
 
 
@@ -356,12 +386,6 @@ def prefetch(b: Builder, address: Any) -> None:
     """Ask for the cache line at an address, which need not exist."""
     words = [ir.Constant(I32, x) for x in (0, 3, 1)]  # to read, to all caches, data
     call(b, "llvm.prefetch.p0", ir.VoidType(), [address, *words])
-
-
-def _fma(b: Builder, x: Any, y: Any, z: Any) -> Any:
-    if not is_float(x.type):
-        return b.add(b.mul(x, y), z)
-    return call(b, f"llvm.fma.{suffix(x.type)}", x.type, [x, y, z])
 
 
 def _size(t: Any) -> int:
@@ -385,6 +409,18 @@ class _Pack:
     @property
     def lanes(self) -> int:
         return REGISTER_BYTES // _size(self.t)
+
+    def call(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
+        """`body` for a `to` with dense columns, as a function of the module."""
+        size, wide = _i64(_size(self.source)), _i64(_size(self.t))
+        known = next((n for n, x in (("column", given.column), ("row", given.row)) if _is_known(x, size)), "")
+        name = f"copy.{self.source}.{self.t}.{self.widen.__name__}.{known}"
+
+        def write(b: Builder, sides: list[Side], counts: list[Any]) -> None:
+            to, given = Side(sides[0].address, sides[0].row, wide), sides[1]
+            self.body(b, [to, replace(given, **{known: size}) if known else given], counts)
+
+        routine(b, name, [to, given], counts, write)
 
     def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """The way that suits where the source is dense: known when the code is made, or else asked at run time."""
@@ -421,9 +457,13 @@ class _Pack:
         rows, columns = counts
         zero = _i64(0)
         with _steps(b, zero, rows, 1) as r:
-            with _steps(b, zero, columns, self.lanes) as c:
-                write_dense(b, self.read(b, given.at(b, r, c), None), to.at(b, r, c).address)
-            c = b._last_index
+            c = zero
+            for together in (4, 1):
+                with _steps(b, c, columns, together * self.lanes) as c:
+                    at = [b.add(c, _i64(v * self.lanes)) for v in range(together)]
+                    for x, column in [(self.read(b, given.at(b, r, x), None), x) for x in at]:
+                        write_dense(b, x, to.at(b, r, column).address)
+                c = b._last_index
             with b.if_then(b.icmp_signed("<", c, columns)):
                 mask = first_lanes(b, b.sub(columns, c), self.lanes)
                 filled = self.read(b, given.at(b, r, c), mask)
@@ -536,7 +576,7 @@ def _counts(context: Any, b: Builder, kinds: Any, args: Any) -> list[Any]:
 def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
     """c[:m, :n] += a[:m, :k] · b[:k, :n], or = where `fresh`; columns of b are dense."""
     kinds = [c, a, b]
-    if any(x.dtype != c.dtype for x in kinds) or c.column is None or b.column is None:
+    if any(x.dtype != c.dtype for x in kinds) or b.column is None:
         return None
 
     def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
@@ -549,21 +589,25 @@ def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh:
 
 def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> Any:
     @intrinsic
-    def operation(typing: Any, c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
-        kinds = [c, a, b, panel]
+    def operation(
+        typing: Any, c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any
+    ) -> Any:
+        room = isinstance(left, Matrix)
+        kinds = [c, a, b, panel, *([left] if room else [])]
         way = _widened(b.dtype, panel.dtype) if widen is None else widen
-        if a.dtype != c.dtype or panel.dtype != c.dtype or c.column is None or way is None:
+        if any(x.dtype != c.dtype for x in kinds if x is not b) or way is None:
             return None
 
         def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-            counts = [*_counts(context, builder, sig.args[4:7], args[4:7]), args[7]]
+            counts = [*_counts(context, builder, sig.args[5:8], args[5:8]), args[8]]
             t = context.get_data_type(c.dtype)
             copy = _Pack(context.get_data_type(b.dtype), t, way, False)
             write = _Product(t, copy, BLOCKS[REGISTER_BYTES]).body
             name = f"multiply_packing{'' if widen is None else widen.__name__}"
-            return _call_once(context, builder, name, kinds, list(args[:4]), counts, write)
+            sides = [*args[:3], args[4], *([args[3]] if room else [])]
+            return _call_once(context, builder, name, kinds, sides, counts, write)
 
-        return types.void(c, a, b, panel, m, n, k, types.boolean), emit
+        return types.void(c, a, b, left, panel, m, n, k, types.boolean), emit
 
     return operation
 
@@ -571,8 +615,9 @@ def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> Any:
 multiply_packing, multiply_packing_bf16, multiply_packing_f16 = map(
     _multiplying, (None, _from_bf16, _from_f16)
 )
-"""`multiply_packing(c, a, b, panel, m, n, k, fresh)`: `multiply` for a `b` that lies anywhere. Its columns are copied into
-`panel` just before they are used, so many at a time as a block of c has; there they stay in a near cache for all rows."""
+"""`multiply_packing(c, a, b, left, panel, m, n, k, fresh)`: `multiply` for an `a` and a `b` that lie anywhere. Columns of b
+are copied into `panel` just before they are used, so many at a time as a block of c has; there they stay in a near cache for
+all rows. `left` is room for a copy of a, made where that pays; None: a is read where it lies."""
 
 
 def _packing(widen: Callable[[Builder, Any], Any] | None, exact: bool) -> Any:

@@ -390,14 +390,14 @@ def _across(name: str) -> Any:
     @intrinsic
     def across(typing: Any, x: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-            return _folded(b, args[0], name)
+            return folded(b, args[0], name)
 
         return x.dtype(x), emit
 
     return across
 
 
-def _folded(b: Builder, x: Any, name: str) -> Any:
+def folded(b: Builder, x: Any, name: str) -> Any:
     """Halves of the lanes combined until one is left."""
     while x.type.count > 1:
         x = COMBINE[name](b, *halves(b, x))
@@ -503,7 +503,7 @@ def _extreme_across(name: str) -> Any:
 
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             if is_vector(x):
-                return _folded(b, args[0], name)
+                return folded(b, args[0], name)
             best, odd = _tools.unpack_tuple(b, args[0], 2)
             while best.type.count > 1:
                 best = _closer(b, *halves(b, best), SYMBOL[name])
@@ -668,6 +668,16 @@ def _write(b: Builder, value: Any, pointer: Any, stride: Any, dense: bool, mask:
             write_dense(b, value, pointer, mask)
         with otherwise:
             _scatter(b, value, pointer, stride, whole)
+
+
+def read_apart(b: Builder, pointer: Any, stride: Any, t: Any, lanes: int, mask: Any) -> Any:
+    """Elements `stride` bytes apart where the mask holds, else 0; nothing is read there."""
+    return _read(b, b.bitcast(pointer, t.as_pointer()), stride, False, t, lanes, mask)
+
+
+def write_apart(b: Builder, value: Any, pointer: Any, stride: Any, mask: Any) -> None:
+    """Store elements `stride` bytes apart, where the mask holds."""
+    _write(b, value, b.bitcast(pointer, value.type.element.as_pointer()), stride, False, mask)
 
 
 def _loading(masked: bool, lanes: int = LANES) -> Callable[[Any, Any, Any], Any]:
