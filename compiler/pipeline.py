@@ -35,6 +35,7 @@ from .tile_ir import TileModule, TileProgram, has_product
 from .tile_kernel import TilesKernel
 from .tile_text import print_module
 from .verify import verify_graph, verify_module
+from .warpgroup_schedule import check_roles, check_splits, lines_of, role_line, roles_of
 
 STAGES = ("syntax", "tensor", "canonicalize", "fuse", "schedule", "tile", "source")
 
@@ -99,19 +100,20 @@ def compile_kernel(
     plain = check_schedule(asked, written, graph, target)
     measure = partial(taken, target=target) if isinstance(target, CudaTarget) else None
     refused: list[str] = []
-    for tier in (plain.tier,) if plain.tier else default_tiers(graph, target, options):
+    line = role_line(asked)
+    default = ("wgmma",) if line else default_tiers(graph, target, options)
+    for tier in (plain.tier,) if plain.tier else default:
         plain = replace(plain, tier=tier)
         fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
         reason = choose_tier(fused, target, tier, remarks)
         if reason is None:
             break
-        if schedule is not None and schedule.tier is not None:
-            raise refuse(
-                "E0915",
-                f"the schedule `{schedule.name}` says `tier {tier}`: {reason}",
-                None,
-                help="leave it out",
+        if schedule is not None and (schedule.tier is not None or line):
+            says = f"the schedule `{schedule.name}` says `tier {tier}`" if schedule.tier else (
+                f"`{line.partition(' ')[0]}` is for tier `wgmma`"
             )
+            span = schedule.spans.get(line or "tier")
+            raise refuse("E0915", f"{says}: {reason}", span, help="leave it out")
         remarks = Remarks()  # its tiles suit that tier alone
         front(kernel, dtypes, remarks)
         refused.append(reason)
@@ -119,11 +121,16 @@ def compile_kernel(
         remarks.add("missed", "schedule", "matrix-units", reason)
     if isinstance(target, CudaTarget):
         refuse_spills(asked, fused, target)
-        fused = over_blocks(fused, target, sizes, machine or rates(target), remarks)
+    running = roles_of(fused.module, target)
+    check_roles(asked, running, target)
+    for name, found in running.items():
+        remarks.add("applied", "schedule", "roles", f"{name}: {found.told()}")
+    if isinstance(target, CudaTarget):
+        fused = over_blocks(fused, asked, target, sizes, machine or rates(target), remarks)
     if not target.is_cuda:
         cpu_lanes.remark(fused.module, remarks)
     verify_module(fused.module, "lower")
-    stated = final_schedule(plain, written, fused)
+    stated = final_schedule(plain, written, fused, running)
     source = generate(fused.module, target)
     for text in told(source) if isinstance(target, CudaTarget) else ():
         remarks.add("note", "codegen", "variants", text)
@@ -165,13 +172,20 @@ def refuse_spills(asked: Schedule, fused: Fused, target: CudaTarget) -> None:
 
 
 def over_blocks(
-    fused: Fused, target: CudaTarget, sizes: Mapping[str, int], machine: Rates, remarks: Remarks
+    fused: Fused,
+    asked: Schedule,
+    target: CudaTarget,
+    sizes: Mapping[str, int],
+    machine: Rates,
+    remarks: Remarks,
 ) -> Fused:
-    """Reductions with too few tasks for the device divided over blocks; tiers follow from what each program holds."""
+    """Reductions with too few tasks for the device divided over blocks, or as stated; tiers follow from what each program
+    holds."""
+    check_splits(asked, fused)
     programs: list[TileProgram] = []
     scratch = list(fused.module.scratch)
     for p, cascades in zip(fused.module.programs, fused.cascades, strict=True):
-        found, between = split(p, cascades, sizes, target, remarks)
+        found, between = split(p, cascades, sizes, target, remarks, dict(asked.splits))
         tiered = [replace(q, tier=p.tier if q is p or has_product(q) else "loops") for q in found]
         programs += tiered
         scratch += between
@@ -256,7 +270,9 @@ def generate(module: TileModule, target: Target) -> str:
     return simt.generate(module, target) if isinstance(target, CudaTarget) else cpu.generate(module)
 
 
-def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
+def final_schedule(
+    asked: Schedule, written: Graph, fused: Fused, running: Mapping[str, wgmma.Choices]
+) -> Schedule:
     """The schedule with every choice filled in, as it could be given back."""
     several, axes = len(fused.regions) > 1, fused.graph.axes
     tiles: list[tuple[str, int]] = []
@@ -279,6 +295,7 @@ def final_schedule(asked: Schedule, written: Graph, fused: Fused) -> Schedule:
         static=static,
         tiles=tuple(tiles),
         tier=tier,
+        **lines_of(running),  # type: ignore[arg-type]
     )
 
 

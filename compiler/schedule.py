@@ -11,6 +11,13 @@ from typing import Literal
 from ..dsl.source import Span
 
 Fuse = Literal["auto", "all", "none"]
+TaskOrder = Literal["longest", "turns"]
+MOST_SLOTS, LEAST_SLOTS = 6, 2
+"""Of a ring, through which tiles of an operand come."""
+MOST_WARPGROUPS = 3
+"""That compute; one more loads."""
+MOST_PARTS = 64
+"""Of a split reduction."""
 LARGEST_TILE = 1 << 20
 """Elements along one axis; no back end keeps more in one piece."""
 LARGEST_VALUE = 1 << 22
@@ -24,7 +31,9 @@ class Schedule:
     """`tiles` maps an axis, or `statement.axis` where a name alone is ambiguous, to its tile size (0: a unit axis).
 
     `static` lists axes whose extents are fixed at compile time. `fuse` is for all intermediates; `fused` are computed in
-    place and `keep` are stored, whatever it says. `spans` tells where a line's word and name stand (`tile m`, `tier`).
+    place and `keep` are stored, whatever it says. `stages` gives the slots of the ring through which tiles of a tensor come,
+    `warpgroups` how many compute, `skew` whether a step's first products start before the last step's have ended, `order`
+    how blocks take tasks, `split` into how many parts a reduction's axis is divided (1: none). `spans` tells where a line's word and name stand (`tile m`, `tier`).
     """
 
     name: str
@@ -36,6 +45,11 @@ class Schedule:
     tiles: tuple[tuple[str, int], ...] = ()
     tier: str | None = None
     fused: tuple[str, ...] = ()
+    warpgroups: int | None = None
+    stages: tuple[tuple[str, int], ...] = ()
+    skew: bool | None = None
+    order: TaskOrder | None = None
+    splits: tuple[tuple[str, int], ...] = ()
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -56,4 +70,14 @@ def print_schedule(s: Schedule) -> str:
         lines.append("    tile " + ", ".join(f"{a} by {n}" if n else f"{a} by 1" for a, n in s.tiles))
     if s.tier:
         lines.append(f"    tier {s.tier}")
+    if s.warpgroups:
+        lines.append(f"    warpgroups 1 load + {s.warpgroups} compute")
+    if s.stages:
+        lines.append("    stage " + ", ".join(f"{t} by {n}" for t, n in s.stages))
+    if s.skew is not None:
+        lines.append(f"    skew {'all' if s.skew else 'none'}")
+    if s.order:
+        lines.append(f"    order {s.order}")
+    if s.splits:
+        lines.append("    split " + ", ".join(f"{a} by {n}" for a, n in s.splits))
     return "\n".join([*lines, "}", ""])

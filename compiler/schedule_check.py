@@ -30,6 +30,7 @@ def check_schedule(s: Schedule, written: Graph, graph: Graph, target: Target) ->
     work.kernel()
     work.groups()
     work.tier()
+    work.gpu_lines()
     static = tuple(dict.fromkeys(a for name in s.static for a in work.static(name)))
     tiles = tuple((work.tile(key), size) for key, size in s.tiles)
     work.sink.check()
@@ -62,6 +63,13 @@ class _Check:
             return
         what = f"the tier `{wanted}` does not exist on {self.target.name}"
         self.error("E0607", what, "tier", help=f"there is {', '.join(tiers)}")
+
+    def gpu_lines(self) -> None:
+        """Lines about warpgroups, copies and blocks have no meaning on a CPU."""
+        given = {"warpgroups": self.s.warpgroups, "skew": self.s.skew is not None, "order": self.s.order}
+        given |= {f"stage {t}": n for t, n in self.s.stages} | {f"split {a}": n for a, n in self.s.splits}
+        for line in (k for k, x in given.items() if x and not self.target.is_cuda):
+            self.error("E0607", f"`{line}` is for a GPU, not for {self.target.name}", line, help="leave the line out")
 
     # ------------------------------------------------------------ what is fused
 

@@ -8,10 +8,20 @@
         tier loops
     }
 
+and, for tier `wgmma`:
+
+        warpgroups 1 load + 2 compute
+        stage k by 3, v by 2
+        skew all
+        order longest
+        split n by 4
+
 Lines may stand in any order, each at most once; `#` starts a comment. `fuse all`, `none` or `auto` is for every
 intermediate; `fuse a, b` computes these in place and leaves the others to the cost model; `keep` stores. An axis is cut
 into tiles of `by` elements, `by 1` means one index at a time. `o.b` is the axis b of the launch that computes o, where b
-alone would mean every launch's.
+alone would mean every launch's. `stage` gives the slots of the ring through which an operand's tiles come; `skew none` ends a
+step's products before the next step's start; `order longest` gives each task a block, the longest first, `order turns` lets
+one block a multiprocessor take task after task; `split` divides a reduction's axis over so many blocks (1: over none).
 """
 
 from __future__ import annotations
@@ -22,18 +32,17 @@ from typing import NoReturn, cast, get_args
 from ..dsl.source import Source, Span
 from ..dsl.suggest import did_you_mean
 from .notation import Token, Words
-from .schedule import LARGEST_TILE, Fuse, Schedule
+from .schedule import (
+    LARGEST_TILE,
+    LEAST_SLOTS,
+    MOST_PARTS,
+    MOST_SLOTS,
+    MOST_WARPGROUPS,
+    Fuse,
+    Schedule,
+    TaskOrder,
+)
 from .target import TARGETS
-
-LATER = {
-    "warpgroups": "the roles of warpgroups",
-    "stage": "staged copies",
-    "skew": "the skew of two products",
-    "split": "split reductions",
-    "order": "the order of loops",
-}
-"""Lines of schedules that no pass obeys yet."""
-
 
 def parse_schedule(text: str, name: str = "<text>") -> Schedule:
     """Read one schedule. `name` is the path that diagnostics show. Raises `TileError` with codes E0601 to E0609."""
@@ -82,6 +91,11 @@ class _ScheduleReader(Words):
             "static": lambda: self._names("static", "the name of an axis"),
             "tile": self._tiles,
             "tier": self._tier,
+            "warpgroups": self._warpgroups,
+            "stage": lambda: self._numbers("stage", "the name of a tensor", LEAST_SLOTS, MOST_SLOTS),
+            "skew": lambda: self._one_of("skew", ("all", "none")) == "all",
+            "order": lambda: self._one_of("order", get_args(TaskOrder)),
+            "split": lambda: self._numbers("split", "the name of an axis", 1, MOST_PARTS),
         }
         fields: dict[str, object] = {}
         while self.token.text != "}" and self.token.kind != "end":
@@ -89,20 +103,13 @@ class _ScheduleReader(Words):
             word = self.word("a line of the schedule")
             if word not in readers:
                 self._refuse_line(word, token, list(readers))
-            key = "tiles" if word == "tile" else word
+            key = {"tile": "tiles", "stage": "stages", "split": "splits"}.get(word, word)
             if key in fields:
                 self.fail(f"`{word}` stands twice", "E0608", token, help="put both into one line")
             fields[key] = readers[word]()
         return fields
 
     def _refuse_line(self, word: str, token: Token, known: list[str]) -> NoReturn:
-        if word in LATER:
-            self.fail(
-                f"`{word}`: {LATER[word]} are not available in this version",
-                "E0608",
-                token,
-                help=f"lines are {', '.join(known)}",
-            )
         help = did_you_mean(word, known) or "one of " + ", ".join(known)
         self.fail(f"a schedule has no line `{word}`", "E0608", token, help=help)
 
@@ -132,6 +139,55 @@ class _ScheduleReader(Words):
     def _tier(self) -> str:
         self.spans["tier"] = self.span(self.token)
         return self.word("the name of a tier")
+
+    def _one_of(self, line: str, choices: tuple[str, ...]) -> str:
+        token = self.token
+        self.spans[line] = self.span(token)
+        found = self.word(" or ".join(choices))
+        if found not in choices:
+            self.fail(f"`{line} {found}` is not possible", "E0608", token, help=f"one of {', '.join(choices)}")
+        return found
+
+    def _warpgroups(self) -> int:
+        """`1 load + 2 compute`."""
+        start = self.token
+        self._number("of warpgroups that load", 1, 1)
+        self.expect("load", "after the number of warpgroups that load")
+        self.expect("+", "and the number of warpgroups that compute")
+        count = self._number("of warpgroups that compute", 1, MOST_WARPGROUPS)
+        self.expect("compute", "after the number of warpgroups that compute")
+        self.spans["warpgroups"] = self.since(start)
+        return count
+
+    def _numbers(self, line: str, what: str, least: int, most: int) -> tuple[tuple[str, int], ...]:
+        """`k by 3, v by 2`, or `k, v by 2`."""
+        found: dict[str, int] = {}
+        while True:
+            waiting: list[str] = []
+            while True:
+                token = self.token
+                name = self.word(what)
+                if name in found or name in waiting:
+                    self.fail(f"`{name}` stands twice in `{line}`", "E0608", token)
+                waiting.append(name)
+                self.spans[f"{line} {name}"] = self.span(token)
+                if not self.accept(","):
+                    break
+            self.expect("by", "and a number")
+            found |= dict.fromkeys(waiting, self._number(f"in `{line}`", least, most))
+            if not self.accept(","):
+                return tuple(found.items())
+
+    def _number(self, what: str, least: int, most: int) -> int:
+        token = self.token
+        sign = "-" if self.accept("-") else ""
+        range_ = f"from {least} to {most}" if most > least else str(least)
+        if self.token.kind != "number":
+            self.fail(f"expected a number {what}, found {self.describe()}", "E0609", help=f"a number {range_}")
+        text = sign + self.next().text
+        if not text.isdigit() or not least <= int(text) <= most:
+            self.fail(f"{text} {what}: not possible", "E0609", token, help=f"a whole number, {range_}")
+        return int(text)
 
     def _tiles(self) -> tuple[tuple[str, int], ...]:
         tiles: dict[str, int] = {}

@@ -126,7 +126,7 @@ ILLEGAL = {
     "tier wgmma": ("E0607", "wgmma"),
     "tier fast": ("E0607", "fast"),
     "unroll 4": ("E0608", "unroll"),
-    "stage k by 2": ("E0608", "stage"),
+    "stage k by 2": ("E0607", "k"),
     "fuse all\n fuse none": ("E0608", "fuse"),
     "keep p, p": ("E0608", "p"),
     "fuse 3": ("E0608", "3"),

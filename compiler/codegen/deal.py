@@ -22,6 +22,7 @@ class Spread:
     The thread with those bits = c holds positions c * run + i % run + i // run * run * step for i < count. No bits: every
     thread holds all. A run longer than 1 needs a tile of whole rounds of runs. With `between`, all positions of a thread lie
     between those that the lower and the upper bits tell apart: lower + 2**bits * (i + count * upper).
+    `holders`: how many values the upper bits take, where that is no power of two; 0 where it is.
     """
 
     tile: int
@@ -31,6 +32,7 @@ class Spread:
     upper_low: int = 0
     upper_bits: int = 0
     between: bool = False
+    holders: int = 0
 
     @property
     def stride(self) -> int:
@@ -45,7 +47,7 @@ class Spread:
     @property
     def step(self) -> int:
         """How many threads the axis is dealt to."""
-        return 1 << (self.bits + self.upper_bits)
+        return (self.holders or 1 << self.upper_bits) << self.bits
 
     @property
     def count(self) -> int:
@@ -114,6 +116,11 @@ class Deal:
     @property
     def threads(self) -> int:
         return 1 << (self.row_bits + self.column_bits)
+
+    @property
+    def occupied(self) -> int:
+        """Threads that hold values; less than `threads` where these are no power of two."""
+        return self.threads
 
     def _row(self, axis: str) -> Spread:
         return Spread(self.tiles[axis], self.column_bits, bits_for(self.tiles[axis], self.row_bits))
@@ -201,11 +208,18 @@ class WarpgroupDeal(FragmentDeal):
     """Tiles lie as the matrix units hold the results of a warpgroup (PTX ISA 9.7.15.5.1, m64nNk16): 16 rows a warp, 64 a
     warpgroup, all columns in each; a lane has rows r and r + 8 of its warp's."""
 
+    warps: int = 4
+
+    @property
+    def occupied(self) -> int:
+        return self.warps << LANE_BITS
+
     def _row(self, axis: str) -> Spread:
         tile = self.tiles[axis]
-        if tile != 16 << self.row_warps:
+        if tile != 16 * self.warps:
             return Spread(tile, 2, bits_for(tile, 3))
-        return Spread(tile, 2, 3, 1, LANE_BITS, self.row_warps, between=True)
+        holders = 0 if self.warps == 1 << self.row_warps else self.warps
+        return Spread(tile, 2, 3, 1, LANE_BITS, self.row_warps, between=True, holders=holders)
 
 
 @dataclass(frozen=True)
@@ -311,9 +325,10 @@ def fragment_deal(
 
 
 def warpgroup_deal(demands: Iterable[Demand], tiles: dict[str, int], warpgroups: int) -> WarpgroupDeal:
-    """The same sides, laid over 1, 2 or 4 warpgroups."""
-    plain = fragment_deal(demands, tiles, warpgroups.bit_length() + 1, 0)
-    return WarpgroupDeal(plain.row_bits, 2, tiles, plain.rows, 2, row_warps=plain.row_warps)
+    """The same sides, laid over so many warpgroups of four warps."""
+    warps = 4 * warpgroups
+    plain = fragment_deal(demands, tiles, (warps - 1).bit_length(), 0)
+    return WarpgroupDeal(plain.row_bits, 2, tiles, plain.rows, 2, row_warps=plain.row_warps, warps=warps)
 
 
 def _row_axes(demands: list[Demand]) -> frozenset[str]:

@@ -35,7 +35,7 @@ def measured(kernel: Kernel) -> Resources:
     arrays = list(live_arrays(kernel.text.out))
     most = max((a.elements for a in arrays), default=1)
     scalars = UNIFORM_SCALARS if kernel.tier == "wgmma" else SCALARS
-    return Resources(kernel.deal.threads, scalars + fullest(arrays), kernel.shared_bytes(), most)
+    return Resources(kernel.deal.occupied, scalars + fullest(arrays), kernel.shared_bytes(), most)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...dsl.types import DType
+from ..layouts import Tasks, find
 from ..target import CudaTarget
 from ..tile_ir import (
     AxisIndex,
@@ -52,7 +53,7 @@ MODULES = {
 """The functions of generated source by the module of `runtime/intrinsics` that has them."""
 WORDS = frozenset(n for names in MODULES.values() for n in names)
 OURS = frozenset({"leader", "output", "shared", "warpgroup", "matrix_column", "matrix_row", "matrix_turn"})
-REGISTERS = {1: (56, 240), 2: (56, 224)}
+REGISTERS = {1: (56, 240), 2: (56, 224), 3: (32, 160)}
 """Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
 
 
@@ -99,7 +100,11 @@ class Role(RowExponentials):
     # ------------------------------------------------------------ tasks
 
     def uneven(self) -> bool:
-        """Do tasks differ in length, because a loop's bounds depend on where the tile lies?"""
+        """Has each task a block of its own? As stated, else where tasks differ in length, because a loop's bounds depend on
+        where the tile lies."""
+        stated = find(self.program.attributes, Tasks)
+        if stated is not None:
+            return stated.order == "longest"
         return any(isinstance(s, For) and s.axis.hi is not None for s in statements(self.program.body))
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:

@@ -8,10 +8,11 @@ of the same axis ended reads through the same rings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...dsl.types import DType
+from ..layouts import Slots, find_all
 from ..target import CudaTarget
 from ..tile_ir import (
     AxisIndex,
@@ -67,13 +68,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Ring:
-    """Boxes that arrive together. `start` is where its slots lie, `barriers` where its pairs of barriers do, in bytes."""
+    """Boxes that arrive together. `start` is where its slots lie, `barriers` where its pairs of barriers do, in bytes.
+    `fixed`: a schedule states `stages`."""
 
     boxes: tuple[Box, ...]
     looped: bool
     stages: int = 1
     start: int = 0
     barriers: int = 0
+    fixed: bool = False
 
     @property
     def slot_bytes(self) -> int:
@@ -127,9 +130,19 @@ def staging(
         )
         for group in groups
     ]
-    return _placed(
-        sorted(rings, key=lambda r: r.looped), names, target, warpgroups * output_bytes, output_bytes
-    )
+    wanted = {x.tensor: x.count for x in find_all(program.attributes, Slots)}
+    ordered = [stated(r, wanted) for r in sorted(rings, key=lambda r: r.looped)]
+    return _placed(ordered, names, target, warpgroups * output_bytes, output_bytes)
+
+
+def stated(r: Ring, wanted: Mapping[str, int]) -> Ring:
+    """A ring with the slots that a schedule states for its tensors, if it does. Raises `Unfit`."""
+    counts = {wanted[b.load.tensor] for b in r.boxes if b.load.tensor in wanted}
+    if len(counts) > 1:
+        raise Unfit(f"`{'`, `'.join(b.load.tensor for b in r.boxes)}` come through one ring; it has one number of slots")
+    if counts and not r.looped:
+        raise Unfit(f"`{r.boxes[0].load.tensor}` is read once for each tile of the result; it needs one slot")
+    return replace(r, stages=counts.pop(), fixed=True) if counts else r
 
 
 def _operand_tiles(program: TileProgram) -> dict[str, Load]:
@@ -231,20 +244,20 @@ def _placed(
 ) -> Staging:
     """As many slots as fit, for each ring of a loop the same number."""
     rings = list(rings)
-    fixed = sum(r.slot_bytes for r in rings if not r.looped) + output_bytes
-    step = sum(r.slot_bytes for r in rings if r.looped)
+    fixed = sum(r.stages * r.slot_bytes for r in rings if not r.looped or r.fixed) + output_bytes
+    step = sum(r.slot_bytes for r in rings if r.looped and not r.fixed)
     for b in (b for r in rings for b in r.boxes if b.chunk_bytes % ALIGNMENT):
         raise Unfit(f"the tile of `{b.load.tensor}` has {b.rows} rows; boxes have multiples of 8")
     room = target.shared_per_block_bytes - fixed - ALIGNMENT
     stages = min(MOST_STAGES, room // step) if step else 1
-    if stages < LEAST_STAGES and step:
+    if room < 0 or (stages < LEAST_STAGES and step):
         raise Unfit(
-            f"{LEAST_STAGES} steps of its loop need {LEAST_STAGES * step + fixed} bytes of shared memory; "
-            f"{target.name} has {target.shared_per_block_bytes}"
+            f"its rings need {LEAST_STAGES * step + fixed + ALIGNMENT} bytes of shared memory with "
+            f"{LEAST_STAGES} slots each where none are stated; {target.name} has {target.shared_per_block_bytes}"
         )
     start, placed = 0, []
     for r in rings:
-        r = replace(r, stages=stages if r.looped else 1, start=start)
+        r = replace(r, stages=r.stages if r.fixed else stages if r.looped else 1, start=start)
         placed.append(r)
         start += r.stages * r.slot_bytes
     output, start = start, start + output_bytes

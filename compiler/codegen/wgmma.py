@@ -13,12 +13,13 @@ What this tier does not take it refuses with the reason, `Unfit`; the program th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import TileError
 from ...dsl.types import DType
+from ..layouts import Unskewed, find
 from ..target import CudaTarget
-from ..tile_ir import Dot, Grid, TileProgram, TileType, subexpressions
+from ..tile_ir import Dot, For, Grid, Let, TileProgram, TileType, statements, subexpressions
 from . import mma
 from .mma import Unfit
 from .roles import MODULES, REGISTERS, ROWS, Loader
@@ -51,14 +52,59 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     return [*made, *_fallback(program, target)]
 
 
+@dataclass(frozen=True)
+class Choices:
+    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, whether tasks have a block
+    each, and whether it has loops that compute between products, with their order."""
+
+    warpgroups: int
+    rings: tuple[tuple[tuple[str, ...], int, bool], ...]
+    longest_first: bool
+    cascades: bool
+    skewed: bool
+
+    def stages(self) -> tuple[tuple[str, int], ...]:
+        """Of the rings of loops."""
+        return tuple((t, n) for tensors, n, looped in self.rings if looped for t in tensors)
+
+    def told(self) -> str:
+        rings = ", ".join(f"{' and '.join(tensors)} by {n}" for tensors, n, _ in self.rings)
+        steps = "a step's first products start with the last step's second ones" if self.skewed else (
+            "a step's products end before the next step's start"
+        )
+        tasks = "a block for each task, the longest first" if self.longest_first else (
+            "one block a multiprocessor takes tasks in turn, those that share tiles together"
+        )
+        return (
+            f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
+            f"{f'{steps}; ' if self.cascades else ''}{tasks}"
+        )
+
+
+def choices(program: TileProgram, target: CudaTarget) -> Choices:
+    """What is stated by a program's attributes, and what is chosen where they say nothing. Raises `Unfit`."""
+    ready = prepared(program)
+    loader = Loader(ready, target, Wide(1, ()), "", _warpgroups(ready))
+    rings = tuple(
+        (tuple(dict.fromkeys(b.load.tensor for b in r.boxes)), r.stages, r.looped) for r in loader.staging.rings
+    )
+    loops = [s for s in statements(ready.body) if isinstance(s, For)]
+    cascades = any(not all(isinstance(x, Let) and x.name in loader.staging.names for x in s.body) for s in loops)
+    skewed = cascades and find(program.attributes, Unskewed) is None
+    return Choices(loader.warpgroups, rings, loader.uneven(), cascades, skewed)
+
+
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
-    """What serves strides and alignments of any kind."""
+    """What serves strides and alignments of any kind, under a name of its own."""
     from . import simt
 
     try:
-        return mma.variants(replace(program, tier="mma"), target)[-1:]
+        found = mma.variants(replace(program, tier="mma"), target)[-1]
     except (Unfit, TileError):
-        return simt.variants(replace(program, tier="simt"), target)[-1:]
+        found = simt.variants(replace(program, tier="simt"), target)[-1]
+    if found.name == plain(program.name):  # it serves all sizes itself, so nothing told it from others
+        found = type(found)(found.program, target, found.wide, "any")
+    return [found]
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
@@ -89,9 +135,9 @@ def _warpgroups(program: TileProgram) -> int:
     if not rows:
         raise Unfit("it has no product")
     sizes = sorted(set(rows.values()))
-    if len(rows) > 1 or sizes[0] not in (ROWS, 2 * ROWS):
+    if len(rows) > 1 or sizes[0] not in (ROWS, 2 * ROWS, 3 * ROWS):
         told = ", ".join(f"`{a}` by {n}" for a, n in rows.items())
-        raise Unfit(f"the rows of its products are {told}; one axis by {ROWS} or {2 * ROWS} is what it takes")
+        raise Unfit(f"the rows of its products are {told}; one axis by {ROWS}, {2 * ROWS} or {3 * ROWS} is what it takes")
     return sizes[0] // ROWS
 
 

@@ -38,7 +38,7 @@ from .derive import PLAIN, Rules, rules_of
 from .lower import lower
 from .normalize import normalize
 from .preserve import always_stored
-from .schedule import axis_plan
+from .schedule import axis_plan, pipeline_attributes
 from .shield import shield
 
 EXHAUSTIVE = 5
@@ -288,7 +288,8 @@ def build(
         )
         name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
         tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
-        programs.append(with_fields(program, name=name, tier=tier))
+        stated = pipeline_attributes(schedule, program)
+        programs.append(with_fields(program, name=name, tier=tier, attributes=stated))
         cascades.append(found)
     module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))
     taken = tuple(measure(p) if measure else None for p in module.programs)

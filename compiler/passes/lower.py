@@ -458,13 +458,21 @@ class _Lowering:
         ]
         split = contraction(g, frozenset(over), self.plan.units) if fn == "sum" else None
         if split is not None:
-            a, b = (product(x) for x in split)
+            a, b = (product(x) for x in self._rows_first(*split))
             if all(self._fits(a, p) or self._fits(b, p) for p in predicates):
                 a, b = (self._zeroed(x, predicates, absorbed, hidden) for x in (a, b))
                 return _Partial("dot", over, (a, b))
         several = sum(bool(f.axes & frozenset(bound)) for f in factors(g)) > 1
         mask = [*predicates, *absorbed] if several else predicates
         return _Partial(fn, over, (masked(mask, g, IDENTITY.get(fn, 0)),))
+
+    def _rows_first(self, a: list[Node], b: list[Node]) -> tuple[list[Node], list[Node]]:
+        """The operand with the result's rows before the one with its columns, in whichever order the text has the factors
+        (a · b = b · a to the bit)."""
+        place = {axis: i for i, axis in enumerate(self.region.roots[0].axes)}
+        mine, its = ({x for f in side for x in f.axes} for side in (a, b))
+        first, second = (min((place.get(x, len(place)) for x in own), default=0) for own in (mine - its, its - mine))
+        return (b, a) if second < first else (a, b)
 
     def _zeroed(
         self, operand: Node, predicates: list[Node], absorbed: list[Node], hidden: Node | None

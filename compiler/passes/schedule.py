@@ -21,6 +21,7 @@ from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule
 from ..schedule_check import stated_tile
 from ..target import CudaTarget, Target
+from ..tile_ir import Attribute, TileProgram, has_product
 from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Index, Node, Read, Reduce, walk
 
 WHOLE_LIMIT = 512
@@ -90,7 +91,7 @@ def region_tiles(
             return BLOCK_TILES
         return _row_tiles(graph, region, roles, sizes)
     if schedule.tier == "wgmma":
-        return _warpgroup_tiles(graph, region, roles, sizes, target)
+        return _warpgroup_tiles(graph, region, roles, sizes, target, schedule.warpgroups)
     many = MATRIX_TILES
     count = _tasks(graph, roles, sizes, many)
     wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
@@ -127,21 +128,37 @@ PRODUCTS_PER_CLOCK = 2048
 """Of 16-bit floats on one multiprocessor of sm_90a."""
 
 
+WARPGROUP_ROWS = 64
+
+
 def _warpgroup_tiles(
-    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget
+    graph: Graph,
+    region: Region,
+    roles: Roles,
+    sizes: Mapping[str, int],
+    target: CudaTarget,
+    warpgroups: int | None,
 ) -> TileSizes:
-    """Tiles for products of warpgroups: as many columns as take the least time on all multiprocessors; where a cascade has
-    a product inside, fewer keys beside wide accumulators."""
-    best = WARPGROUP_TILES
+    """Tiles for products of warpgroups, 64 rows for each of them: as many columns as take the least time on all
+    multiprocessors; where a cascade has a product inside, fewer keys beside wide accumulators. One warpgroup has enough for
+    few rows."""
+    rows = WARPGROUP_ROWS * (warpgroups or 2)
+    few_rows = bool(roles.tiled) and (axis_size(graph, roles.tiled[0], sizes) or rows) <= WARPGROUP_ROWS
+    if few_rows and warpgroups is None:
+        rows = WARPGROUP_ROWS
+    keys = WARPGROUP_TILES.key // 2 if warpgroups == 3 else WARPGROUP_TILES.key  # 160 registers a thread
+    best = replace(WARPGROUP_TILES, row=rows, query=rows, key=keys)
     if roles.contraction_inside:
         wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
         tasks = math.prod(
             -(-(axis_size(graph, a, sizes) or 1) // (best.query if a in roles.tiled else 1))
             for a in roles.grid
         )
-        few = tasks < (target.sms or 1)
+        few = tasks < (target.sms or 1) and warpgroups is None
         return replace(
-            best, key=best.key // 2 if wide else best.key, query=best.query // 2 if few else best.query
+            best,
+            key=best.key // 2 if wide else best.key,
+            query=WARPGROUP_ROWS if few else best.query,
         )
     sums = sum(1 for r in reductions(region.values) if r.fn == "sum")
     depth = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.reduced)
@@ -267,6 +284,17 @@ def _on_matrix_units(region: Region) -> bool:
         if split and any(isinstance(f, Read) and f.dtype in SIXTEEN for side in split for f in side):
             return True
     return False
+
+
+def pipeline_attributes(schedule: Schedule, program: TileProgram) -> tuple[Attribute, ...]:
+    """What a schedule states of copies and tasks of tier `wgmma`, as attributes of the programs with products."""
+    if schedule.tier != "wgmma" or not has_product(program):
+        return program.attributes
+    read = {p.name for p in program.params}
+    found = [Attribute("slots", (("tensor", t), ("count", n))) for t, n in schedule.stages if t in read]
+    found += [Attribute("unskewed")] if schedule.skew is False else []
+    found += [Attribute("tasks", (("order", schedule.order),))] if schedule.order else []
+    return (*program.attributes, *found)
 
 
 @dataclass(frozen=True)
@@ -415,6 +443,7 @@ def _tiled(region: Region, outer: list[Reduce], grid: tuple[str, ...]) -> tuple[
         for mine, other in ((a, b), (b, a)):
             private = [x for x in grid if x in mine - other and not _in_index_arithmetic(region.values, x)]
             tiled += [x for x in private[-1:] if x not in tiled]
+    tiled.sort(key=grid.index)  # rows before columns, in whichever order the text has the factors
     if not tiled and grid:
         tiled = [next((x for x in reversed(grid) if not _in_index_arithmetic(region.values, x)), grid[-1])]
     return tuple(tiled), inside, outside

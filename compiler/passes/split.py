@@ -20,6 +20,7 @@ from .. import tile_ir as tile
 from ..cascade import COMBINE, Cascade, identity
 from ..codegen.tile_types import static_value
 from ..remarks import Remarks
+from ..schedule import stem
 from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
@@ -80,14 +81,17 @@ def split(
     sizes: Mapping[str, int],
     target: CudaTarget,
     remarks: Remarks,
+    stated: Mapping[str, int],
 ) -> tuple[tuple[TileProgram, ...], tuple[Param, ...]]:
-    """The programs that take its place, and the tensors between them; the program alone where splitting does not pay."""
+    """The programs that take its place, and the tensors between them; the program alone where splitting does not pay, or as
+    `stated` says: the number of parts by axis. A key of `stated` that speaks of it is met; the caller checks the others."""
     chain = _chain(program)
     cascade = next((c for c in cascades if chain and c.carries == tuple(s.name for s in chain.states)), None)
     if chain is None or cascade is None or not _mergeable(cascade):
         return (program,), ()
-    axis = _longest(chain, sizes)
-    parts = _parts(program, chain, axis, sizes, target)
+    asked = next((a for a in _nest(chain) if stem(a.name) in stated), None)
+    axis = asked or _longest(chain, sizes)
+    parts = stated[stem(axis.name)] if asked else _parts(program, chain, axis, sizes, target)
     if parts < 2:
         return (program,), ()
     remarks.add(
@@ -97,6 +101,13 @@ def split(
         chain.visits[0].span,
     )  # fmt: skip
     return split_into(program, cascade, axis.name, parts)
+
+
+def splittable(program: TileProgram, cascades: Sequence[Cascade]) -> set[str]:
+    """The axes whose loop can be divided over blocks, by their names in the text."""
+    chain = _chain(program)
+    found = next((c for c in cascades if chain and c.carries == tuple(s.name for s in chain.states)), None)
+    return {stem(a.name) for a in _nest(chain)} if chain and found and _mergeable(found) else set()
 
 
 def split_into(

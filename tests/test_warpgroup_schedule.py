@@ -1,0 +1,161 @@
+"""Lines of a schedule about warpgroups, copies and blocks (tier `wgmma`): text, refusals, results, machine code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tileloom as tl
+from tileloom.compiler.pipeline import Compilation, compile_kernel
+from tileloom.compiler.schedule import print_schedule
+from tileloom.compiler.schedule_text import parse_schedule
+from tileloom.compiler.target import SM_80, SM_90A, CudaTarget
+from tileloom.dsl.diagnostics import TileError
+from tileloom.dsl.types import DType
+from tileloom.runtime import emulate
+
+Array = np.ndarray[Any, Any]
+ATTENTION = """kernel attention<T: f16 | bf16>(q: T[H, M, D], k: T[H, N, D], v: T[H, N, D]) -> o: T[H, M, D] {
+    p[h, m, n] = softmax[n | n <= m](sum[d](q[h, m, d] * k[h, n, d]) / sqrt(D))
+    o[h, m, d] = sum[n](p[h, m, n] * v[h, n, d])
+}
+"""
+PRODUCT = """kernel product<T: f16 | bf16>(a: T[M, K], b: T[N, K]) -> o: T[M, N] {
+    o[m, n] = sum[k](a[m, k] * b[n, k])
+}
+"""
+SIZES = {"H": 1, "M": 200, "N": 80, "D": 16}
+
+
+def compiled(
+    lines: str, text: str = ATTENTION, sizes: dict[str, int] = SIZES, target: CudaTarget = SM_90A
+) -> Compilation:
+    program = tl.parse(text)
+    (name,) = program.kernels
+    schedule = parse_schedule(f"schedule s for {name} on {target.name} {{\n{lines}\n}}")
+    return compile_kernel(program[name], target, sizes, dtypes={"T": DType.F16}, schedule=schedule)
+
+
+def test_lines_print_as_they_are_read() -> None:
+    text = (
+        "schedule s for attention on cuda:sm_90a {\n    fuse all\n    tier wgmma\n"
+        "    warpgroups 1 load + 3 compute\n    stage k by 3, v by 2\n    skew none\n    order turns\n    split n by 4\n}\n"
+    )
+    assert print_schedule(parse_schedule(text)) == text
+    assert parse_schedule(text.replace("k by 3, v by 2", "k, v by 2")).stages == (("k", 2), ("v", 2))
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "at"),
+    [
+        ("stage k by 7", "7 in `stage`: not possible", "7"),
+        ("stage k by 1", "1 in `stage`: not possible", "1"),
+        ("stage q by 2", "`q` is read once", "q"),
+        ("stage x by 2", "`x` does not come through a ring", "x"),
+        ("warpgroups 1 load + 4 compute", "4 of warpgroups that compute: not possible", "4"),
+        ("warpgroups 2 load + 1 compute", "2 of warpgroups that load: not possible", "2"),
+        ("warpgroups 1 load + 2 compute\ntile m by 64", "rows for 1 warpgroups", "1 load + 2 compute"),
+        ("skew some", "`skew some` is not possible", "some"),
+        ("order fast", "`order fast` is not possible", "fast"),
+        ("split m by 2", "the loop over `m` cannot be divided", "m"),
+        ("split n by 65", "65 in `split`: not possible", "65"),
+        ("tier mma\nstage k by 2", "`stage` is for tier `wgmma`", "k"),
+        ("tile n by 256\nstage k by 6, v by 6", "bytes of shared memory", "k"),
+    ],
+)
+def test_what_is_impossible_is_refused_where_it_stands(line: str, message: str, at: str) -> None:
+    with pytest.raises(TileError) as refused:
+        compiled(line, sizes={**SIZES, "D": 128})
+    found = refused.value.diagnostics[0]
+    assert message in found.message
+    assert found.span is not None
+    assert found.span.text == at
+
+
+def test_lines_of_warpgroups_need_their_tier() -> None:
+    with pytest.raises(
+        TileError, match="`order` is for tier `wgmma`: attention, tier wgmma: cuda:sm_80 has no wgmma"
+    ):
+        compiled("order turns", target=SM_80)
+    with pytest.raises(TileError, match="computes between two products"):
+        compiled("skew none", PRODUCT, {"M": 256, "N": 256, "K": 256})
+
+
+def test_the_schedule_says_what_was_chosen_and_can_be_given_back() -> None:
+    first = compiled("", sizes={"H": 8, "M": 4096, "N": 4096, "D": 64})
+    text = print_schedule(first.schedule)
+    assert "warpgroups 1 load + 2 compute\n    stage k by 5, v by 5\n    skew all\n    order longest" in text
+    program = tl.parse(ATTENTION)
+    again = compile_kernel(
+        program["attention"], SM_90A, first.sizes, dtypes={"T": DType.F16}, schedule=parse_schedule(text)
+    )
+    assert again.source == first.source
+    told = [r.message for r in first.remarks if r.name == "roles"]
+    assert told
+    assert "q by 1, k by 5, v by 5" in told[0]
+    assert "a block for each task, the longest first" in told[0]
+
+
+def test_few_rows_take_one_warpgroup() -> None:
+    made = compiled("", PRODUCT, {"M": 64, "N": 4096, "K": 4096})
+    assert made.schedule.warpgroups == 1
+    assert dict(made.schedule.tiles)["m"] == 64
+    assert [p.name for p in made.module.programs] == ["product_parts", "product"]  # K is divided over blocks
+
+
+VARIANTS = {
+    "three warpgroups": "warpgroups 1 load + 3 compute",
+    "slots": "stage k by 4, v by 2",
+    "one step after the other": "skew none",
+    "tasks in turn": "order turns",
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_variant_gives_the_same_numbers(variant: str) -> None:
+    """Two blocks, so that each has several tasks; rows and keys that fill no tile."""
+    made = compiled(f"tile n by 32\n{VARIANTS[variant]}")
+    rng = np.random.default_rng(3)
+    x = {
+        n: rng.standard_normal((1, rows, 16)).astype(np.float16)
+        for n, rows in zip("qkv", (200, 80, 80), strict=True)
+    }
+    got = emulate.run_module(made.module, made.source, x, {}, blocks=2)["o"][0].astype(float)
+    q, k, v = (x[n][0].astype(float) for n in "qkv")
+    s = np.where(np.tri(200, 80, dtype=bool), q @ k.T / 4, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    assert np.abs(got - p / p.sum(-1, keepdims=True) @ v).max() < 2e-3
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_stated_split(parts: int) -> None:
+    made = compiled(f"split k by {parts}\ntile m by 64, n by 64", PRODUCT, {"M": 72, "N": 64, "K": 328})
+    assert len(made.module.programs) == (1 if parts == 1 else 2)
+    rng = np.random.default_rng(3)
+    x = {n: rng.integers(-3, 4, (m, 328)).astype(np.float16) for n, m in (("a", 72), ("b", 64))}
+    got = emulate.run_module(made.module, made.source, x, {}, blocks=2)["o"]
+    assert np.array_equal(got, (x["a"].astype(float) @ x["b"].astype(float).T).astype(np.float16))
+
+
+needs_toolkit = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="the extra `cuda` is not installed"
+)
+
+
+@needs_toolkit
+@pytest.mark.parametrize("variant", [*VARIANTS, "default"])
+def test_each_variant_assembles_without_spills(variant: str) -> None:
+    from tileloom.runtime import cuda
+
+    size = 128 if variant == "three warpgroups" else 64
+    made = compiled(VARIANTS.get(variant, ""), sizes={"H": 8, "M": 4096, "N": 4096, "D": size})
+    ((first, *others),) = cuda.variants(made.source).values()
+    assert first.name not in [v.name for v in others]
+    kernel = cuda.machine_code(made.source, first.name, SM_90A)
+    assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)
+    assert "C75" not in kernel.log
+    assert re.search(r"\bHGMMA\.64x\d+x16", kernel.sass)
