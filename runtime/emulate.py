@@ -49,12 +49,13 @@ def run_module(
     blocks: int | None = None,
     preferred: bool = True,
     backwards: bool = False,
+    ran: list[str] | None = None,
 ) -> dict[str, Array]:
     """Run every program of a module by the kernels of its generated source; outputs and inouts by name, inputs unchanged.
 
     `blocks`: how many blocks share the tasks; one for each task if None. Of a program's variants the first that sizes and
     strides allow runs, without `preferred` the last, which serves all. `backwards`: of threads with roles the
-    last that can go on goes first. Raises `KernelFault`.
+    last that can go on goes first. The names of the kernels that run are added to `ran`. Raises `KernelFault`.
     """
     kernels = load(source)
     extents = bind_extents(module, tensors, scalars)
@@ -68,6 +69,8 @@ def run_module(
         able = [k for k in kernels.values() if k.program == program.name]
         kernel = next(k for k in able if k.fits(extents, memory)) if preferred else able[-1]
         kernel.state.backwards = backwards
+        if ran is not None:
+            ran.append(kernel.name)
         arguments: list[Any] = []
         for p in program.params:
             tensor = Tensor(p.name, memory[p.name], kernel.state)
