@@ -61,7 +61,7 @@ def instructions(text: str, sizes: tuple[int, ...], target: CudaTarget) -> tuple
     found = cuda.machine_code(made.source, first.name, target)
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
     sass = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);?\s*$", found.sass, re.M)
-    return [re.sub(r"`\(.*?\)", "LABEL", x) for x in sass], found.registers
+    return [re.sub(rf"`\(.*?\)|\b{name}\b", "LABEL", x) for x in sass], found.registers
 
 
 @needs_toolkit
