@@ -109,8 +109,10 @@ def compile_kernel(
         if reason is None:
             break
         if schedule is not None and (schedule.tier is not None or line):
-            says = f"the schedule `{schedule.name}` says `tier {tier}`" if schedule.tier else (
-                f"`{line.partition(' ')[0]}` is for tier `wgmma`"
+            says = (
+                f"the schedule `{schedule.name}` says `tier {tier}`"
+                if schedule.tier
+                else (f"`{line.partition(' ')[0]}` is for tier `wgmma`")
             )
             span = schedule.spans.get(line or "tier")
             raise refuse("E0915", f"{says}: {reason}", span, help="leave it out")

@@ -33,7 +33,8 @@ class Schedule:
     `static` lists axes whose extents are fixed at compile time. `fuse` is for all intermediates; `fused` are computed in
     place and `keep` are stored, whatever it says. `stages` gives the slots of the ring through which tiles of a tensor come,
     `warpgroups` how many compute, `skew` whether a step's first products start before the last step's have ended, `order`
-    how blocks take tasks, `split` into how many parts a reduction's axis is divided (1: none). `spans` tells where a line's word and name stand (`tile m`, `tier`).
+    how blocks take tasks, `splits` into how many parts a reduction's axis is divided (1: none). `spans` tells where a line's
+    word and name stand (`tile m`, `tier`).
     """
 
     name: str

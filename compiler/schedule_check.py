@@ -69,7 +69,9 @@ class _Check:
         given = {"warpgroups": self.s.warpgroups, "skew": self.s.skew is not None, "order": self.s.order}
         given |= {f"stage {t}": n for t, n in self.s.stages} | {f"split {a}": n for a, n in self.s.splits}
         for line in (k for k, x in given.items() if x and not self.target.is_cuda):
-            self.error("E0607", f"`{line}` is for a GPU, not for {self.target.name}", line, help="leave the line out")
+            self.error(
+                "E0607", f"`{line}` is for a GPU, not for {self.target.name}", line, help="leave the line out"
+            )
 
     # ------------------------------------------------------------ what is fused
 

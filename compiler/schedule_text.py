@@ -19,9 +19,9 @@ and, for tier `wgmma`:
 Lines may stand in any order, each at most once; `#` starts a comment. `fuse all`, `none` or `auto` is for every
 intermediate; `fuse a, b` computes these in place and leaves the others to the cost model; `keep` stores. An axis is cut
 into tiles of `by` elements, `by 1` means one index at a time. `o.b` is the axis b of the launch that computes o, where b
-alone would mean every launch's. `stage` gives the slots of the ring through which an operand's tiles come; `skew none` ends a
-step's products before the next step's start; `order longest` gives each task a block, the longest first, `order turns` lets
-one block a multiprocessor take task after task; `split` divides a reduction's axis over so many blocks (1: over none).
+alone would mean every launch's. `stage` gives the slots of the ring through which an operand's tiles come; `skew none` ends
+a step's products before the next step's start; `order longest` gives each task a block, the longest first, `order turns`
+lets one block a multiprocessor take task after task; `split` divides a reduction's axis over so many blocks (1: over none).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .schedule import (
     TaskOrder,
 )
 from .target import TARGETS
+
 
 def parse_schedule(text: str, name: str = "<text>") -> Schedule:
     """Read one schedule. `name` is the path that diagnostics show. Raises `TileError` with codes E0601 to E0609."""
@@ -145,7 +146,9 @@ class _ScheduleReader(Words):
         self.spans[line] = self.span(token)
         found = self.word(" or ".join(choices))
         if found not in choices:
-            self.fail(f"`{line} {found}` is not possible", "E0608", token, help=f"one of {', '.join(choices)}")
+            self.fail(
+                f"`{line} {found}` is not possible", "E0608", token, help=f"one of {', '.join(choices)}"
+            )
         return found
 
     def _warpgroups(self) -> int:
@@ -183,7 +186,9 @@ class _ScheduleReader(Words):
         sign = "-" if self.accept("-") else ""
         range_ = f"from {least} to {most}" if most > least else str(least)
         if self.token.kind != "number":
-            self.fail(f"expected a number {what}, found {self.describe()}", "E0609", help=f"a number {range_}")
+            self.fail(
+                f"expected a number {what}, found {self.describe()}", "E0609", help=f"a number {range_}"
+            )
         text = sign + self.next().text
         if not text.isdigit() or not least <= int(text) <= most:
             self.fail(f"{text} {what}: not possible", "E0609", token, help=f"a whole number, {range_}")

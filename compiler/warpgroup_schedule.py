@@ -33,7 +33,8 @@ def check_roles(asked: Schedule, running: Mapping[str, wgmma.Choices], target: T
     line = role_line(asked)
     if line and not running:
         raise refuse(
-            "E0915", f"`{line.partition(' ')[0]}` is for tier `wgmma`, which `{asked.kernel}` does not run in on {target.name}",
+            "E0915",
+            f"`{line.partition(' ')[0]}` is for tier `wgmma`, which `{asked.kernel}` does not run in on {target.name}",
             asked.spans.get(line), help="leave the line out; `tileloom explain` says why a tier does not take a kernel",
         )  # fmt: skip
     loaded = {t for c in running.values() for t, _ in c.stages()}
@@ -46,7 +47,8 @@ def check_roles(asked: Schedule, running: Mapping[str, wgmma.Choices], target: T
         if asked.warpgroups not in (None, found.warpgroups):
             raise refuse(
                 "E0915", f"the tiles of `{name}` have rows for {found.warpgroups} warpgroups, 64 each",
-                asked.spans.get("warpgroups"), help=f"tile the rows by {64 * (asked.warpgroups or 1)}, or leave one line out",
+                asked.spans.get("warpgroups"),
+                help=f"tile the rows by {64 * (asked.warpgroups or 1)}, or leave one line out",
             )  # fmt: skip
     if asked.skew is not None and not any(c.cascades for c in running.values()):
         raise refuse(

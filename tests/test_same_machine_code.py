@@ -44,7 +44,12 @@ CASES = {
     "product": (PRODUCT, OTHER_PRODUCT, (512, 512, 512)),
     "attention": (ATTENTION, OTHER_ATTENTION, (8, 1024, 64, 1024)),
 }
-MOST_REGISTERS = {"sm_80": 255, "sm_90a": 168}
+MOST_REGISTERS = {
+    ("product", "sm_80"): 255,
+    ("attention", "sm_80"): 255,
+    ("product", "sm_90a"): 168,  # of 65,536, three warpgroups
+    ("attention", "sm_90a"): 240,  # two: so few blocks of 64 rows have one that computes
+}
 
 
 def instructions(text: str, sizes: tuple[int, ...], target: CudaTarget) -> tuple[list[str], int]:
@@ -73,5 +78,5 @@ def test_other_names_and_another_order(case: str, target: CudaTarget) -> None:
     second, others = instructions(other, sizes, target)
     assert len(first) > 300
     assert any(x.startswith(("HMMA", "HGMMA")) for x in first)
-    assert registers == others <= MOST_REGISTERS[target.sm]
+    assert registers == others <= MOST_REGISTERS[case, target.sm]
     assert first == second

@@ -139,7 +139,9 @@ def stated(r: Ring, wanted: Mapping[str, int]) -> Ring:
     """A ring with the slots that a schedule states for its tensors, if it does. Raises `Unfit`."""
     counts = {wanted[b.load.tensor] for b in r.boxes if b.load.tensor in wanted}
     if len(counts) > 1:
-        raise Unfit(f"`{'`, `'.join(b.load.tensor for b in r.boxes)}` come through one ring; it has one number of slots")
+        raise Unfit(
+            f"`{'`, `'.join(b.load.tensor for b in r.boxes)}` come through one ring; it has one number of slots"
+        )
     if counts and not r.looped:
         raise Unfit(f"`{r.boxes[0].load.tensor}` is read once for each tile of the result; it needs one slot")
     return replace(r, stages=counts.pop(), fixed=True) if counts else r

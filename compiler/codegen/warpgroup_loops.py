@@ -254,7 +254,9 @@ class Loops(Products):
             self.text.line(f"announce({TURNS} + (warpgroup ^ 1), 256)")
         self.shifts = {}
         if s.axis.name not in self.full:
-            for spread in dict.fromkeys(x for lead in cascade.leads for x in self._spreads(lead, s.axis.name)):
+            for spread in dict.fromkeys(
+                x for lead in cascade.leads for x in self._spreads(lead, s.axis.name)
+            ):
                 self.name_limits(s.axis.name, spread)
         for other in cascade.others:
             self.statement(replace(other, value=self.with_shifts(other.value)))

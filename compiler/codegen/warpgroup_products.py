@@ -141,7 +141,9 @@ class Products(Role):
             self.text.line(f"for {name} in range({count}):")
             self.text.depth += 1
         pair = [
-            self.existing(left.value, Point(layout, {row: half, over: f"(4 * {step} + 2 * {deeper} + {n})"}), over)
+            self.existing(
+                left.value, Point(layout, {row: half, over: f"(4 * {step} + 2 * {deeper} + {n})"}), over
+            )
             for n in (0, 1)
         ]
         self.text.line(f"{array}[4 * {step} + 2 * {deeper} + {half}] = pack_{element}({', '.join(pair)})")

@@ -118,7 +118,9 @@ class Results(Loops):
                     pair = []
                     for lane in (0, 1):
                         number = f"({chunk * CHUNK // 4} + 4 * {quarter} + {2 * block + lane})"
-                        if self.tiles[column] % STEP:  # the last block is no column of the tensor: any value does
+                        if (
+                            self.tiles[column] % STEP
+                        ):  # the last block is no column of the tensor: any value does
                             number = f"min({number}, {self.tiles[column] // 4 - 1})"
                         at = Point(layout, {row: str(half), column: number})
                         self._point(value, at)

@@ -54,8 +54,8 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, whether tasks have a block
-    each, and whether it has loops that compute between products, with their order."""
+    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, whether tasks have a
+    block each, and whether it has loops that compute between products, with their order."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int, bool], ...]
@@ -69,11 +69,15 @@ class Choices:
 
     def told(self) -> str:
         rings = ", ".join(f"{' and '.join(tensors)} by {n}" for tensors, n, _ in self.rings)
-        steps = "a step's first products start with the last step's second ones" if self.skewed else (
-            "a step's products end before the next step's start"
+        steps = (
+            "a step's first products start with the last step's second ones"
+            if self.skewed
+            else ("a step's products end before the next step's start")
         )
-        tasks = "a block for each task, the longest first" if self.longest_first else (
-            "one block a multiprocessor takes tasks in turn, those that share tiles together"
+        tasks = (
+            "a block for each task, the longest first"
+            if self.longest_first
+            else ("one block a multiprocessor takes tasks in turn, those that share tiles together")
         )
         return (
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
@@ -86,10 +90,13 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     ready = prepared(program)
     loader = Loader(ready, target, Wide(1, ()), "", _warpgroups(ready))
     rings = tuple(
-        (tuple(dict.fromkeys(b.load.tensor for b in r.boxes)), r.stages, r.looped) for r in loader.staging.rings
+        (tuple(dict.fromkeys(b.load.tensor for b in r.boxes)), r.stages, r.looped)
+        for r in loader.staging.rings
     )
     loops = [s for s in statements(ready.body) if isinstance(s, For)]
-    cascades = any(not all(isinstance(x, Let) and x.name in loader.staging.names for x in s.body) for s in loops)
+    cascades = any(
+        not all(isinstance(x, Let) and x.name in loader.staging.names for x in s.body) for s in loops
+    )
     skewed = cascades and find(program.attributes, Unskewed) is None
     return Choices(loader.warpgroups, rings, loader.uneven(), cascades, skewed)
 
@@ -137,7 +144,9 @@ def _warpgroups(program: TileProgram) -> int:
     sizes = sorted(set(rows.values()))
     if len(rows) > 1 or sizes[0] not in (ROWS, 2 * ROWS, 3 * ROWS):
         told = ", ".join(f"`{a}` by {n}" for a, n in rows.items())
-        raise Unfit(f"the rows of its products are {told}; one axis by {ROWS}, {2 * ROWS} or {3 * ROWS} is what it takes")
+        raise Unfit(
+            f"the rows of its products are {told}; one axis by {ROWS}, {2 * ROWS} or {3 * ROWS} is what it takes"
+        )
     return sizes[0] // ROWS
 
 

@@ -471,7 +471,9 @@ class _Lowering:
         (a · b = b · a to the bit)."""
         place = {axis: i for i, axis in enumerate(self.region.roots[0].axes)}
         mine, its = ({x for f in side for x in f.axes} for side in (a, b))
-        first, second = (min((place.get(x, len(place)) for x in own), default=0) for own in (mine - its, its - mine))
+        first, second = (
+            min((place.get(x, len(place)) for x in own), default=0) for own in (mine - its, its - mine)
+        )
         return (b, a) if second < first else (a, b)
 
     def _zeroed(

@@ -21,8 +21,8 @@ from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule
 from ..schedule_check import stated_tile
 from ..target import CudaTarget, Target
-from ..tile_ir import Attribute, TileProgram, has_product
 from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Index, Node, Read, Reduce, walk
+from ..tile_ir import Attribute, TileProgram, has_product
 
 WHOLE_LIMIT = 512
 
