@@ -284,9 +284,10 @@ NEEDED_PASSES = frozenset(
         "CreateLibrary", "CUDANativeLowering", "CUDABackend",
     }
 )  # fmt: skip
-"""Passes of numba-cuda that generated text has a use for. The others look for closures, `with`, `raise`, overloads
-to inline, branches on literals and array expressions, of which it has none, and each goes through all of a kernel several times;
-one gives each assignment of a name a name of its own, which LLVM does again, and takes time by names times blocks."""
+"""Passes of numba-cuda that generated text has a use for. The others look for closures, `with`, `raise`, overloads to
+inline, branches on literals and array expressions, of which it has none, and each goes through all of a kernel
+several times; one gives each assignment of a name a name of its own, which LLVM does again, and takes time by names
+times blocks."""
 
 
 class _Pipeline(numba_compiler.CUDACompiler):  # type: ignore[misc]
