@@ -32,8 +32,9 @@ from .threads import alone
 
 MAX_BYTES = 2**63 - 1
 REMEMBERED_CALLS = 256
-WORTH_SHARING_S = 50e-6
-"""A launch predicted to take less runs on the calling thread: waking another takes as long."""
+WORTH_SHARING_S = 100e-6
+"""A launch whose shared work is predicted to take less runs on the calling thread: another thread that sleeps takes 100 to
+300 µs to wake, and would find nothing left to do."""
 
 
 @dataclass(frozen=True)
@@ -322,8 +323,8 @@ class Kernel:
 
 def _is_small(program: TileProgram, extents: Mapping[str, int]) -> bool:
     """Is one launch predicted to end before another thread would be awake?"""
-    cost = estimate(program, extents)
-    return predict(cost, CPU_RATES).seconds < WORTH_SHARING_S
+    found = predict(estimate(program, extents), CPU_RATES)
+    return found.seconds - found.parts["launch"] < WORTH_SHARING_S
 
 
 def scalar(value: Any, what: str, dtype: DType) -> Number:
