@@ -281,9 +281,8 @@ class _Estimate:
                     for c in s.carries:
                         self.axes[c.name] = frozenset(c.type.axes)
                     steps = self.enter(s.axis)
-                    again = (
-                        self.repeats.get(id(s)) if steps <= 1 else None
-                    )  # what one tile holds is not computed again
+                    # what one tile holds is not computed again
+                    again = self.repeats.get(id(s)) if steps <= 1 else None
                     self.body(again.body if again else s.body, times * steps)
                     for y in s.yields:
                         self.work(y, times * steps)

@@ -18,7 +18,7 @@ from .codegen.resources import resources
 from .codegen.variants_told import told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
-from .occupancy import Resources, spilled
+from .occupancy import Resources, most_registers, spilled
 from .options import Options
 from .passes.canonicalize import canonicalize
 from .passes.fuse import OVERESTIMATE, Fused, Ledger, fuse
@@ -166,7 +166,7 @@ def refuse_spills(asked: Schedule, fused: Fused, target: CudaTarget) -> None:
     raise refuse(
         "E0912",
         f"`{name}` needs about {taken.registers} registers a thread with the tiles of `{asked.name}`; "
-        f"{target.name} has {min(target.registers_per_thread, target.registers_per_sm // taken.threads)}",
+        f"{target.name} has {most_registers(taken.threads, target)}",
         asked.spans.get(f"tile {axis}"),
         note="what does not fit would be kept in memory and read again at each use",
         help=f"choose a smaller tile: tile {axis} by {max(1, size // 2)}",

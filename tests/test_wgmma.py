@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +23,7 @@ from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
 
 Array = np.ndarray[Any, Any]
+EMULATED = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "emulate.py"))
 
 
 def product(
@@ -111,28 +114,9 @@ def test_two_products_of_one_operand_and_an_epilogue() -> None:
     assert np.allclose(got["o"].astype(float), want.astype(float), rtol=2e-3, atol=1e-4)
 
 
-WAITS = (
-    "await_parity(",
-    "arrive(",
-    "expect_bytes(",
-    "meet(",
-    "announce(",
-    "publish_shared(",
-    "boxes_read_",
-    "_settle_",
-)
-
-
 def mutants(source: str, kernel: str) -> list[str]:
     """The source with one wait, arrival or barrier of a kernel left out each."""
-    lines = source.splitlines()
-    first = next(i for i, x in enumerate(lines) if x.startswith(f"def {kernel}("))
-    last = next((i for i in range(first + 1, len(lines)) if lines[i][:1] not in ("", " ", ")")), len(lines))
-    found = []
-    for i in (i for i in range(first, last) if any(w in lines[i] for w in WAITS)):
-        indent = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
-        found.append("\n".join([*lines[:i], f"{indent}pass", *lines[i + 1 :], ""]))
-    return found
+    return [EMULATED["without"](source, i) for i in EMULATED["waits"](source, kernel)]
 
 
 def test_without_a_wait_arrival_or_barrier_it_fails() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import refuse
 from ...dsl.types import DType
+from ..codegen.cpu_narrow import TIER as MATRIX_TIER
 from ..region import AxisPlan, Region, contraction, reductions
 from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule
@@ -67,7 +68,6 @@ WARPGROUP_TILES = TileSizes(
     row=128, column=256, inner=64, query=128, key=128, line=1024, lines=4, flat=2048, volume=1 << 15
 )
 MATRIX_TIERS = ("mma", "wgmma")
-CPU_MATRIX_TIER = "matrix"
 BLOCK_TILES = TileSizes(
     row=128, column=128, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 14
 )
@@ -180,7 +180,7 @@ def _cpu_tiles(
     rows take many columns at a time, since those lie densely."""
     loops = (*roles.reduced, *roles.serial)
     if roles.contraction_inside or roles.contraction_outside:
-        on_units = schedule.tier == CPU_MATRIX_TIER
+        on_units = schedule.tier == MATRIX_TIER
         return _cpu_product_tiles(graph, region, roles, CPU_MATRIX_TILES if on_units else CPU_TILES, sizes)
     if not loops:
         return CPU_TILES
