@@ -60,7 +60,9 @@ PRODUCTS = [
 
 @triton.autotune(configs=PRODUCTS, key=["m", "n", "k"])
 @triton.jit
-def product_tiles(a, b, c, m, n, k, BM: tl_.constexpr, BN: tl_.constexpr, BK: tl_.constexpr):  # type: ignore[no-untyped-def]
+def product_tiles(
+    a, b, c, m, n, k, a_m, a_k, b_k, b_n, BM: tl_.constexpr, BN: tl_.constexpr, BK: tl_.constexpr
+):  # type: ignore[no-untyped-def]
     group, rows, columns = 8, tl_.cdiv(m, BM), tl_.cdiv(n, BN)
     task = tl_.program_id(0)
     first = task // (group * columns) * group
@@ -72,12 +74,12 @@ def product_tiles(a, b, c, m, n, k, BM: tl_.constexpr, BN: tl_.constexpr, BK: tl
     for start in range(0, k, BK):
         inside = at_k < k - start
         x = tl_.load(
-            a + at_m[:, None] * k + (start + at_k)[None, :],
+            a + at_m[:, None] * a_m + (start + at_k)[None, :] * a_k,
             mask=(at_m < m)[:, None] & inside[None, :],
             other=0.0,
         )
         y = tl_.load(
-            b + (start + at_k)[:, None] * n + at_n[None, :],
+            b + (start + at_k)[:, None] * b_k + at_n[None, :] * b_n,
             mask=inside[:, None] & (at_n < n)[None, :],
             other=0.0,
         )
@@ -93,33 +95,44 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     def grid(meta: dict[str, Any]) -> tuple[int]:
         return (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]),)
 
-    product_tiles[grid](a, b, c, m, n, k)
+    product_tiles[grid](a, b, c, m, n, k, *a.stride(), *b.stride())
     return c
 
 
 ATTENTIONS = [
     triton.Config({"BM": 128, "BN": bn}, num_warps=warps, num_stages=stages)
-    for bn, warps, stages in ((64, 4, 3), (128, 8, 3), (64, 8, 3))
+    for bn, warps, stages in ((64, 4, 3), (128, 8, 3), (64, 8, 3), (32, 8, 2))
 ]
 
 
 @triton.autotune(configs=ATTENTIONS, key=["rows", "D", "CAUSAL"])
 @triton.jit
 def attention_tiles(  # type: ignore[no-untyped-def]
-    q, k, v, o, scale, rows, D: tl_.constexpr, CAUSAL: tl_.constexpr, BM: tl_.constexpr, BN: tl_.constexpr
+    q,
+    k,
+    v,
+    o,
+    scale,
+    rows,
+    D: tl_.constexpr,
+    P: tl_.constexpr,
+    CAUSAL: tl_.constexpr,
+    BM: tl_.constexpr,
+    BN: tl_.constexpr,
 ):
-    """Packed [B, H, rows, D]; rows a multiple of both tiles."""
+    """Packed [B, H, rows, D]; rows a multiple of both tiles. P: the power of two from D on."""
     block, head = tl_.program_id(0), tl_.program_id(1).to(tl_.int64)
-    at_m, at_n, at_d = block * BM + tl_.arange(0, BM), tl_.arange(0, BN), tl_.arange(0, D)
+    at_m, at_n, at_d = block * BM + tl_.arange(0, BM), tl_.arange(0, BN), tl_.arange(0, P)
+    here = at_d < D
     start = head * rows * D
-    queries = tl_.load(q + start + at_m[:, None] * D + at_d[None, :])
+    queries = tl_.load(q + start + at_m[:, None] * D + at_d[None, :], mask=here[None, :], other=0.0)
     highest = tl_.full((BM,), -float("inf"), tl_.float32)
     total = tl_.zeros((BM,), tl_.float32)
-    result = tl_.zeros((BM, D), tl_.float32)
+    result = tl_.zeros((BM, P), tl_.float32)
     factor = scale * 1.4426950408889634
     end = (block + 1) * BM if CAUSAL else rows
     for n in range(0, end, BN):
-        keys = tl_.load(k + start + (n + at_n)[None, :] * D + at_d[:, None])
+        keys = tl_.load(k + start + (n + at_n)[None, :] * D + at_d[:, None], mask=here[:, None], other=0.0)
         scores = tl_.dot(queries, keys) * factor
         if CAUSAL:
             scores = tl_.where(n + at_n[None, :] <= at_m[:, None], scores, -float("inf"))
@@ -127,10 +140,11 @@ def attention_tiles(  # type: ignore[no-untyped-def]
         weights = tl_.exp2(scores - above[:, None])
         repair = tl_.exp2(highest - above)
         total = total * repair + tl_.sum(weights, 1)
-        values = tl_.load(v + start + (n + at_n)[:, None] * D + at_d[None, :])
+        values = tl_.load(v + start + (n + at_n)[:, None] * D + at_d[None, :], mask=here[None, :], other=0.0)
         result = tl_.dot(weights.to(v.dtype.element_ty), values, result * repair[:, None])
         highest = above
-    tl_.store(o + start + at_m[:, None] * D + at_d[None, :], (result / total[:, None]).to(o.dtype.element_ty))
+    result = (result / total[:, None]).to(o.dtype.element_ty)
+    tl_.store(o + start + at_m[:, None] * D + at_d[None, :], result, mask=here[None, :])
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
@@ -140,5 +154,5 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, c
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
         return triton.cdiv(rows, meta["BM"]), batch * heads
 
-    attention_tiles[grid](q, k, v, o, scale, rows, D=d, CAUSAL=causal)
+    attention_tiles[grid](q, k, v, o, scale, rows, D=d, P=triton.next_power_of_2(d), CAUSAL=causal)
     return o
