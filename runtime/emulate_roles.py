@@ -74,6 +74,11 @@ class BoxMap:
 
     tensor: Tensor
     box: tuple[int, ...]
+    writers: Array = field(init=False, repr=False)
+    """The block that wrote each element, -1 for none."""
+
+    def __post_init__(self) -> None:
+        self.writers = np.full(self.tensor.values.shape, -1, np.int32)
 
     def words(self) -> Array:
         found: Array = self.tensor.values.view(np.uint16)
@@ -228,6 +233,10 @@ class Block:
                 if written & read:
                     raise self.fault(f"a box leaves with what thread {thread} wrote and did not publish")
             words = self.read_words(addresses).reshape(target.box)
+            other, me = target.writers[there], self.state.block
+            if ((other >= 0) & (other != me)).any():
+                raise self.fault(f"a box reaches into what block {other.max()} wrote of {target.tensor.told}")
+            other[...] = me
             target.words()[there] = words[here]
 
         self.leaving.setdefault(self.state.thread, [[]])[-1].append(leave)

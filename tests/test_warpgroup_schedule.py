@@ -52,7 +52,7 @@ def test_lines_print_as_they_are_read() -> None:
 @pytest.mark.parametrize(
     ("line", "message", "at"),
     [
-        ("stage k by 7", "7 in `stage`: not possible", "7"),
+        ("stage k by 13", "13 in `stage`: not possible", "13"),
         ("stage k by 1", "1 in `stage`: not possible", "1"),
         ("stage q by 2", "`q` is read once", "q"),
         ("stage x by 2", "`x` does not come through a ring", "x"),

@@ -81,6 +81,15 @@ def test_an_odd_number_of_chunks_leaves_task_after_task() -> None:
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("columns", [48, 72, 96, 176])
+def test_tiles_that_are_no_whole_chunks_stay_inside_themselves(columns: int) -> None:
+    """Each tile by a block of its own: a box that reached into a neighbour's columns would be a fault."""
+    inputs = {"a": drawn(1, 64, 64), "b": drawn(1, 2 * columns + 40, 64)}
+    want = inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    got = emulated(product(rows=64, columns=columns), inputs, blocks=3)["o"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
 GATED = """module g { tile g(x: f16[M, K], u: f16[N, K], w: f16[N, K], bias: f32[N], o: out f16[M, N], r: out f32[M, N]) {
     extents M, K, N
     tier wgmma
@@ -216,9 +225,10 @@ def test_products_with_a_softmax_between(case: str) -> None:
 
 
 def test_of_a_skewed_loop_without_a_wait() -> None:
-    """Every sixth of the waits, arrivals and barriers, left out."""
+    """Every sixth of the waits, arrivals and barriers, left out; so few slots that rings go round."""
     sizes = {"H": 1, "G": 1, "M": 192, "N": 187, "D": 16, "E": 16}
-    made, inputs = attention(PRODUCT, "| n <= m", "m by 64, n by 16", sizes), attention_inputs(sizes)
+    tiles = "m by 64, n by 16\n stage k, v by 6"
+    made, inputs = attention(PRODUCT, "| n <= m", tiles, sizes), attention_inputs(sizes)
     want = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=2)["o"]
     every = mutants(made.source, "attention")[::6]
     missed = [x for x in every if _passes(made.module, x, inputs, want, {"scale": 0.3})]

@@ -186,14 +186,14 @@ class Role(RowExponentials):
             self.text.line(f"{stop} = {stop} if {first} < {end} else {start}")
         return start, stop
 
-    def box_place(self, load_subscripts: tuple[Expr, ...], chunk: int, row: str = "", extra: str = "") -> str:
-        """The coordinates of a box, the innermost first."""
+    def box_place(self, load_subscripts: tuple[Expr, ...], start: int, row: str = "", extra: str = "") -> str:
+        """The coordinates of a box that starts at a column of its tile, the innermost first."""
         texts = []
         for x in load_subscripts:
             code = self.places.get(x) or convert(self.emit(x, NOWHERE, widest=1 << 20), DType.I64).text
             texts.append(f"{code} + {extra}" if extra and x == AxisIndex(row) else code)
-        if chunk:
-            texts[-1] = str(chunk * CHUNK) if texts[-1] == "0" else f"{texts[-1]} + {chunk * CHUNK}"
+        if start:
+            texts[-1] = str(start) if texts[-1] == "0" else f"{texts[-1]} + {start}"
         return ", ".join(reversed(texts))
 
 
@@ -268,7 +268,7 @@ class Loader(Role):
             for chunk in range(b.chunks):
                 to = f"shared + {r.start + r.offset(b) + chunk * b.chunk_bytes}"
                 to += "" if r.stages == 1 else f" + {name}_slot * {r.slot_bytes}"
-                where = self.box_place(b.load.subscripts, chunk)
+                where = self.box_place(b.load.subscripts, chunk * CHUNK)
                 self.text.line(
                     f"load_box_{len(b.sizes)}d({to}, {self.maps[b]}_at, {self.full_barrier(r)}{at}, {where})"
                 )

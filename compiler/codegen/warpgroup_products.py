@@ -13,7 +13,8 @@ from .simt_source import Point, Registers
 from .staging import BARRIER_BYTES, ROW_BYTES, Box, Ring, computed
 
 STEP = 16  # of the contracted axis, one instruction
-MOST_COLUMNS = 256  # of one instruction
+MOST_COLUMNS = {1: 256, 2: 256, 3: 192}
+"""Of one instruction, by the warpgroups that compute: with three of them a thread starts with 128 registers."""
 
 
 @dataclass
@@ -166,8 +167,9 @@ class Products(Role):
             raise Unfit("a product whose rows are not those of the others")
         column = next(x for x in layout.axes if x != row)
         columns = self.tiles[column]
-        if columns % 8 or not 8 <= columns <= MOST_COLUMNS:
-            raise Unfit(f"`{column}` by {columns}; a product has 8 to {MOST_COLUMNS} columns in steps of 8")
+        most = MOST_COLUMNS[self.warpgroups]
+        if columns % 8 or not 8 <= columns <= most:
+            raise Unfit(f"`{column}` by {columns}; a product has 8 to {most} columns in steps of 8")
         element = self.program.param(right.box.load.tensor).dtype
         rings = list(dict.fromkeys(x.ring for x in (left, right) if isinstance(x, InRing)))
         for ring in (r for r in rings if r not in self.slots):

@@ -66,9 +66,18 @@ class Results(Loops):
             for x, n in zip(s.subscripts, param.shape, strict=True)
             if isinstance(x, AxisIndex) and x.axis in spanned
         )
-        if set(axes) != {row, column} or bounded or not bare or not inside or not layout.spread(row).between:
-            return None
-        return row, column
+        fits = set(axes) == {row, column} and bare and inside and not bounded and layout.spread(row).between
+        return (row, column) if fits and self._chunk_starts(column) else None
+
+    def _chunk_starts(self, column: str) -> list[int]:
+        """The first columns of the boxes that a tile leaves in, each 64 wide. None goes beyond the tile, where another block's
+        columns are: the last one of a ragged tile shares columns with the one before, whose values are the same. An axis in
+        one piece ends where the tensor does. Empty where boxes cannot have it."""
+        columns = self.tiles[column]
+        starts = list(range(0, columns, CHUNK))
+        if columns % CHUNK == 0 or column in self._whole():
+            return starts
+        return [*starts[:-1], columns - CHUNK] if columns > CHUNK and columns % 8 == 0 else []
 
     def store_boxes(self, s: Store, box: tuple[str, str]) -> None:
         """A chunk of 64 columns at a time: into the warpgroup's shared memory, then out by the copy engine."""
@@ -82,21 +91,20 @@ class Results(Loops):
             *(ROWS if x == AxisIndex(row) else 1 for x in s.subscripts[:-1]),
             CHUNK,
         )
-        chunks = -(-self.tiles[column] // CHUNK)
         if isinstance(value, Cast) and value.dtype is param.dtype:
             value = value.arg  # packing rounds
-        for chunk in range(chunks):
+        for chunk, start in enumerate(self._chunk_starts(column)):
             self.text.line("if leader:")
             self.text.line(
                 f"    boxes_read_{min(chunk, 1)}()"
             )  # two buffers, the first free for the first chunk
             self.text.line(f"meet({FIRST_BARRIER} + warpgroup, {THREADS})")
             buffer = f"output + {(chunk & 1) * ROWS * ROW_BYTES}"
-            self._fill_chunk(value, layout, row, column, chunk, buffer, param.dtype)
+            self._fill_chunk(value, layout, row, column, start, buffer, param.dtype)
             self.text.line("publish_shared()")
             self.text.line(f"meet({FIRST_BARRIER} + warpgroup, {THREADS})")
             where = self.box_place(
-                s.subscripts, chunk, row, f"warpgroup * {ROWS}" if self.warpgroups > 1 else ""
+                s.subscripts, start, row, f"warpgroup * {ROWS}" if self.warpgroups > 1 else ""
             )
             self.text.line("if leader:")
             self.text.line(
@@ -105,10 +113,10 @@ class Results(Loops):
             self.text.line("    commit_boxes()")
 
     def _fill_chunk(
-        self, value: Expr, layout: Layout, row: str, column: str, chunk: int, buffer: str, dtype: DType
+        self, value: Expr, layout: Layout, row: str, column: str, start: int, buffer: str, dtype: DType
     ) -> None:
         """Four blocks of 16 columns, each four 8 x 8 matrices: two of rows, two of columns."""
-        left = min(CHUNK, self.tiles[column] - chunk * CHUNK)
+        left = min(CHUNK, self.tiles[column] - start)
         quarter = self.names.fresh("quarter")
         self.text.line(f"for {quarter} in range({-(-left // STEP)}):")
         with self.text.indented():
@@ -117,7 +125,7 @@ class Results(Loops):
                 for half in (0, 1):
                     pair = []
                     for lane in (0, 1):
-                        number = f"({chunk * CHUNK // 4} + 4 * {quarter} + {2 * block + lane})"
+                        number = f"({start // 4} + 4 * {quarter} + {2 * block + lane})"
                         if (
                             self.tiles[column] % STEP
                         ):  # the last block is no column of the tensor: any value does

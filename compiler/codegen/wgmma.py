@@ -102,16 +102,37 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
 
 
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
-    """What serves strides and alignments of any kind, under a name of its own."""
+    """What serves strides and alignments of any kind, under a name of its own; with smaller tiles where its threads, who are
+    fewer, have no room for these."""
     from . import simt
 
-    try:
-        found = mma.variants(replace(program, tier="mma"), target)[-1]
-    except (Unfit, TileError):
-        found = simt.variants(replace(program, tier="simt"), target)[-1]
+    for smaller in _smaller(program):
+        try:
+            found = mma.variants(replace(smaller, tier="mma"), target)[-1]
+            break
+        except (Unfit, TileError):
+            pass
+    else:
+        found = simt.variants(replace(smaller, tier="simt"), target)[-1]
     if found.name == plain(program.name):  # it serves all sizes itself, so nothing told it from others
         found = type(found)(found.program, target, found.wide, "any")
     return [found]
+
+
+LEAST_TILE = 32
+
+
+def _smaller(program: TileProgram) -> Iterator[TileProgram]:
+    """The program, then with its parallel loop's largest tile halved, and again."""
+    while True:
+        yield program
+        (grid,) = (s for s in program.body if isinstance(s, Grid))
+        largest = max(grid.axes, key=lambda a: a.tile or 0)
+        if (largest.tile or 0) <= LEAST_TILE or largest.tile % 2:  # type: ignore[operator]
+            return
+        axes = tuple(replace(a, tile=a.tile // 2) if a is largest and a.tile else a for a in grid.axes)
+        body = tuple(replace(s, axes=axes) if s is grid else s for s in program.body)
+        program = replace(program, body=body)
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
