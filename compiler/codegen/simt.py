@@ -25,6 +25,7 @@ from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
     AxisIndex,
+    Carry,
     Cast,
     Const,
     Dot,
@@ -50,6 +51,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .deal import Deal, Layout, Spread
+from .loop_states import sums_in_parts
 from .scalar_cuda import (
     Code,
     cast,
@@ -204,6 +206,10 @@ class Kernel(Elements):
         self.memory = SharedMemory()
         self.transient: list[Buffer] = []
         self.temporaries = 0
+        self.state = ""  # the carried value that is being updated
+        self.parted: dict[
+            str, Reduction | None
+        ] = {}  # sums that threads hold parts of, with what makes them whole
         self.crossing = self._crossing()
         self.shared_tensors = self._shared_tensors()
         self._emit()
@@ -589,8 +595,36 @@ class Kernel(Elements):
 
     def loop(self, s: For) -> None:
         self.start_carries(s)
-        with self.visiting(s.axis, s.reverse), self.whole_tiles(s):
+        with self.sums_in_parts((s,)), self.visiting(s.axis, s.reverse), self.whole_tiles(s):
             self.loop_body(s)
+
+    @contextmanager
+    def sums_in_parts(self, loops: tuple[For, ...]) -> Iterator[None]:
+        """In loops that go on from one to the next, sums that may stay in a part for each thread do, and become whole after."""
+        first, outer = loops[0], self.parted
+        own: dict[str, Reduction | None] = {
+            s.carries[i].name: None
+            for i, r in sums_in_parts(loops).items()
+            if self._is_dealt_alike(first, first.carries[i], r)
+            for s in loops
+        }
+        self.parted = {**outer, **own}
+        yield
+        own = {n: self.parted[n] for n in own}
+        for c in first.carries:
+            done = own.get(c.name)
+            if done is not None:
+                done.join(self.values[c.name])
+                self.release()
+        self.parted = outer
+
+    def _is_dealt_alike(self, s: For, c: Carry, r: Reduce) -> bool:
+        """Do the threads that hold a state's element hold all that a step adds to it, in several tiles?"""
+        types = {**self.types, **{x.name: x.type for x in statements(s.body) if isinstance(x, Let)}}
+        own = self.facts.type_of(r.arg, types)
+        layout = self.deal.layout(own.axes)
+        alike = layout.restrict(without(own.axes, r.over)) == self.deal.layout(c.type.axes)
+        return alike and set(r.over) <= set(own.axes) and not self.is_one_tile(s.axis)
 
     def start_carries(self, s: For) -> None:
         for c in s.carries:
@@ -656,12 +690,13 @@ class Kernel(Elements):
         return rewrite(e, lambda x: Name(copy) if x == Name(name) else x)
 
     def update(self, name: str, t: TileType, e: Expr) -> None:
-        value = self.values[name]
+        value, self.state = self.values[name], name
         if value.scalar is not None:
             code = cast(self.emit(self.materialise(e), NOWHERE), t.dtype)
             self.text.line(f"{value.scalar} = {code.text}")
         elif value.registers is not None:
             self.compute(value.registers, t.dtype, e)
+        self.state = ""
 
     def compute(self, target: Registers, dtype: DType, e: Expr) -> None:
         """Evaluate an expression into registers. A product added to something accumulates in place."""
@@ -884,6 +919,8 @@ class Kernel(Elements):
         layout = self.deal.layout(arg_type.axes)
         named = f"{e.fn}_{'_'.join(over)}"
         done = self.reduction(self, e, TileType(t.dtype, kept), layout.restrict(kept), layout.restrict(over))
+        if self.state in self.parted:
+            done.joins, self.parted[self.state] = False, done
         return self.temporary(e.fn, done.run(named))
 
     def _widened(self, e: Reduce) -> Expr:

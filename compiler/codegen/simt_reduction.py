@@ -53,6 +53,8 @@ class Reduction:
         self.held = self.argument if self.finds_place else t.dtype
         self.name = kernel.names.fresh(ACCUMULATORS.get(e.fn, "best"))
         self.place = kernel.names.fresh(f"{self.name}_at") if self.finds_place else ""
+        self.joins = True
+        """Does every thread get the whole? Otherwise each keeps its part until `join`."""
 
     def run(self, name: str) -> Value:
         k = self.k
@@ -74,6 +76,21 @@ class Reduction:
         if self.warps():
             self.between_warps([values.array, places.array if places else ""])
         return Value(self.t, registers=places or values)
+
+    def join(self, parts: Value) -> None:
+        """What threads hold the parts of becomes whole, in its place."""
+        self.joins = True
+        k, registers = self.k, parts.registers
+        for at in k.nest(self.kept, []):
+            element = f"{registers.array}[{at.element(self.kept)}]" if registers else parts.scalar
+            k.text.line(f"{self.name} = {element}")
+            for bit in self.lanes():
+                self.shuffle(1 << bit)
+            k.text.line(f"{element} = {self.name}")
+        if self.warps():
+            self.between_warps([registers.array if registers else str(parts.scalar), ""])
+            if not registers:
+                k.text.line(f"{parts.scalar} = {self.name}")
 
     # ------------------------------------------------------------ one element of the result
 
@@ -125,14 +142,14 @@ class Reduction:
     def lanes(self) -> Iterator[int]:
         """Bits of the lane number that tell apart threads with parts of one element, largest first."""
         for bit in reversed(range(LANE_BITS)):
-            if self.over.mask >> bit & 1:
+            if self.joins and self.over.mask >> bit & 1:
                 yield bit
 
     # ------------------------------------------------------------ between warps
 
     def warps(self) -> list[int]:
         """Bits of the thread number beyond the lane's that do so."""
-        return [b for b in range(LANE_BITS, 11) if self.over.mask >> b & 1]
+        return [b for b in range(LANE_BITS, 11) if self.joins and self.over.mask >> b & 1]
 
     def between_warps(self, arrays: list[str]) -> None:
         """Every warp leaves its part in shared memory; every thread folds all parts in the same order."""

@@ -370,7 +370,8 @@ class Streams(Kernel):
         for x in chain[1:]:
             for before, c in zip(chain[0].carries, x.carries, strict=True):
                 self.bind(c.name, self.values[before.name])
-        self._pipelined(chain, each)
+        with self.sums_in_parts(chain):
+            self._pipelined(chain, each)
 
     def _pipelined(self, chain: tuple[For, ...], each: list[list[tuple[Let, Copy]]]) -> None:
         """One loop over the tiles of all loops of a chain, copies ahead."""

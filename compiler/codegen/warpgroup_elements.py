@@ -26,25 +26,33 @@ class RowReduction(Reduction):
             return
         k, depth, (axis,) = self.k, self.k.text.depth, self.over.axes
         names = [self.name, k.names.fresh(self.name)]
-        for name in names:
-            k.text.line(f"{name} = {self.start().text}")
+        joined = Layout((*at.layout.axes, axis), (*at.layout.spreads, spread))
+        exist = not k.conditions(Point(joined, {**at.counters, axis: "0"}), [axis])
+        for lane, name in enumerate(names):
+            if exist:  # the first elements, not the identity: one operation less in each chain
+                self.element_at(Point(joined, {**at.counters, axis: str(lane)}), axis, name, first=True)
+            else:
+                k.text.line(f"{name} = {self.start().text}")
         k.renew(axis)
         counter = k.axis_names[axis].counter
-        k.text.line(f"for {counter} in range({spread.count // 2}):")
+        k.text.line(f"for {counter} in range({int(exist)}, {spread.count // 2}):")
         k.text.depth += 1
         for lane, name in enumerate(names):
-            joined = Layout((*at.layout.axes, axis), (*at.layout.spreads, spread))
-            inner = Point(joined, {**at.counters, axis: f"(2 * {counter} + {lane})"})
-            indexed, _ = k._axes_needed([self.e.arg])
-            k._index(Point(self.over, inner.counters), axis, axis in indexed, True)
-            value = self.converted(k.emit(self.e.arg, inner))
-            step = combine(self.e.fn, Code(name, self.held), value)
-            k.guarded(k.conditions(inner, [axis]), f"{name} = {step.text}")
+            self.element_at(Point(joined, {**at.counters, axis: f"(2 * {counter} + {lane})"}), axis, name)
         k.text.depth = depth
         both = combine(self.e.fn, Code(names[0], self.held), Code(names[1], self.held))
         k.text.line(f"{self.name} = {both.text}")
         for bit in self.lanes():
             self.shuffle(1 << bit)
+
+    def element_at(self, inner: Point, axis: str, name: str, first: bool = False) -> None:
+        """Fold an element into a chain, or start the chain with it."""
+        k = self.k
+        indexed, _ = k._axes_needed([self.e.arg])
+        k._index(Point(self.over, inner.counters), axis, axis in indexed, True)
+        value = self.converted(k.emit(self.e.arg, inner))
+        step = value if first else combine(self.e.fn, Code(name, self.held), value)
+        k.guarded(k.conditions(inner, [axis]), f"{name} = {step.text}")
 
 
 class RowElements(MatrixKernel):

@@ -77,7 +77,10 @@ class Loops(Products):
             self.start_carries(s)
             self.sums_loop(s)
         else:
-            self.cascade((s, *self.going_on.get(id(s), ())))
+            loops = (s, *self.going_on.get(id(s), ()))
+            self.start_carries(s)
+            with self.sums_in_parts(loops):
+                self.cascade(loops)
 
     def _only_sums(self, s: For) -> bool:
         """Does a loop do nothing but add products of tiles from memory to what it carries?"""
@@ -168,7 +171,6 @@ class Loops(Products):
 
     def cascade(self, loops: tuple[For, ...]) -> None:
         """All steps of loops that go on from one to the next, and the last step's trails."""
-        self.start_carries(loops[0])
         parts = [self.parts(s) for s in loops]
         packed = [self._declared(t.dot) for t in parts[0].trails]
         self.before_loop(e for s in loops for x in statements((s,)) for e in expressions(x))
