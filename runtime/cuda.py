@@ -36,7 +36,8 @@ from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.target import TARGETS, CudaTarget
 from ..compiler.tile_ir import Param, TileModule, TileProgram
 from .cache import digest, digest_of_files, store
-from .tensor_maps import MapSlot, can_be_mapped
+from .native_call import DLPACK_CUDA, Driver
+from .tensor_maps import MapSlot, can_be_mapped, encoder_address
 
 if TYPE_CHECKING:
     from .device_kernel import Launch
@@ -556,6 +557,12 @@ class LaunchShape(ctypes.Structure):
     stream: int | None
 
     @classmethod
+    def stream_bytes(cls) -> int:
+        """Where it has its stream."""
+        field: Any = vars(cls)["stream"]
+        return int(field.offset)
+
+    @classmethod
     def of(cls, blocks: int, threads: int, shared_bytes: int) -> LaunchShape:
         return cls(blocks, 1, 1, threads, 1, 1, shared_bytes)
 
@@ -578,6 +585,24 @@ def _refused(failed: int, what: str) -> RuntimeError:
     driver = _driver()
     text = driver.cuGetErrorString(driver.CUresult(failed))[1]
     return RuntimeError(f"CUDA driver, at the launch of {what}: {text.decode() if text else failed}")
+
+
+def native_driver(number: int, launches: Sequence[str]) -> Driver:
+    """The driver as native code calls it, for launches on a device that are told by these words."""
+
+    def refused(packed: int) -> None:
+        launch, failed = packed >> 32, packed & 0xFFFFFFFF
+        raise _refused(
+            failed, launches[launch] if launch >= 0 else "a kernel, whose tensor map it does not make"
+        )
+
+    library = ctypes.PyDLL(LIBRARY)
+    launch, current = (
+        ctypes.cast(f, ctypes.c_void_p).value or 0
+        for f in (library.cuLaunchKernelEx, library.cuCtxGetCurrent)
+    )
+    encode = encoder_address() if hasattr(library, "cuTensorMapEncodeTiled") else 0
+    return Driver(launch, current, encode, _context_handle(number), (DLPACK_CUDA, number), refused)
 
 
 def _started(

@@ -25,6 +25,7 @@ from ..dsl.types import DType
 from . import cuda
 from .arrays import Array, overlaps
 from .device_arrays import (
+    Maker,
     address_of,
     described,
     device_of,
@@ -36,6 +37,7 @@ from .device_arrays import (
     stream_of,
 )
 from .launch import Kernel, Plan
+from .native_call import Call, Settled, native_call
 from .ready import NUMBERS
 from .tensor_maps import MapSlot, can_be_mapped
 
@@ -63,7 +65,7 @@ def recognised(
             key.append((x.shape, x.stride(), x.dtype, device, address & 15))
         elif kind in NUMBERS:
             address = 0
-            key.append((kind, x))
+            key.append((kind, x or str(x)))  # 0.0 and -0.0 are equal
         else:
             part = part_of_key(x)
             if part is None:
@@ -102,11 +104,13 @@ class DeviceReady:
     outputs: int
     launches: tuple[Launch, ...]
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    makers: tuple[Callable[[Any], Any], ...] | None = field(default=None, repr=False)
+    makers: tuple[Maker, ...] | None = field(default=None, repr=False)
     written: tuple[int, ...] = ()
     """Which of the arrays that are given are written."""
     reach: tuple[tuple[int, int], ...] = ()
     """The bytes that each of them spans, from its first element on."""
+    native: tuple[Call | None] | None = field(default=None, repr=False)
+    """The native function of such calls, None where there is no way to one; not looked for yet."""
 
     def __post_init__(self) -> None:
         self.context = cuda.Context(self.device)
@@ -136,7 +140,7 @@ class DeviceReady:
         if not self.makers:
             self.start(where, stream_of(like, self.device))
             return None
-        made = [make(like) for make in self.makers]
+        made = [make(like if model is None else model) for make, model in self.makers]
         where += map(address_of, made)
         self.start(where, stream_of(like, self.device))
         return made[0] if self.outputs == 1 else tuple(made[: self.outputs]) or None
@@ -201,6 +205,29 @@ class DeviceKernel(Kernel):
             written=(*updated, *range(len(self.graph.tensors), len(arrays))),
             reach=tuple(_reach(described(x, "an array")) for x in arrays),
         )  # fmt: skip
+
+    def native(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> Call | None:
+        """The native function of calls like this one, which has succeeded; None where there is no way to one."""
+        several = type(out) is tuple
+        outs: tuple[Any, ...] = out if several else () if out is None else (out,)
+        ready = self.device_ready(positional, named, outs)
+        values = (*positional, *named.values(), *outs)
+        like = values[ready.places[0]]
+        made = tuple(maker(shape, dtype, like) for shape, dtype in ready.made)
+        settled = Settled(
+            values=values,
+            names=tuple(named),
+            outs=len(outs),
+            out_is_tuple=several,
+            like=ready.places[0],
+            makers=made,
+            results=ready.outputs,
+            launches=ready.launches,
+            numbering=(*ready.places, *range(len(values), len(values) + len(made))),
+            spans=dict(zip(ready.places, ready.reach, strict=True)),
+            written=frozenset(ready.places[i] for i in ready.written),
+        )
+        return native_call(settled, cuda.native_driver(ready.device, [x.what for x in ready.launches]))
 
     def _small(self, extents: Mapping[str, int]) -> tuple[bool, ...]:
         return ()  # a device's threads need no waking

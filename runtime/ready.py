@@ -23,7 +23,7 @@ def call_key(positional: Sequence[Any], named: Mapping[str, Any], outs: Sequence
         if kind is np.ndarray:
             key += (x.shape, x.dtype, x.flags.num)
         elif kind in NUMBERS:
-            key += (kind, x)
+            key += (kind, x or str(x))  # 0.0 and -0.0 are equal
         else:
             return None
     return tuple(key)

@@ -7,21 +7,22 @@ swizzled (CU_TENSOR_MAP_SWIZZLE_128B), and what lies outside the tensor reads as
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 MAP_BYTES, ALIGNMENT = 128, 64
 ELEMENT_BYTES = 2
 UINT16, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZEROS = 1, 0, 3, 3, 0
+OPTIONS = UINT16, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZEROS
 MOST_KNOWN = 64
 MOST_STRIDE_BYTES = 1 << 40
 
 
 @cache
 def _encoder() -> Callable[..., int]:
-    import sys
-
     library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     encode: Callable[..., int] = library.cuTensorMapEncodeTiled
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
@@ -31,25 +32,37 @@ def _encoder() -> Callable[..., int]:
     return encode
 
 
+def encoder_address() -> int:
+    """Of cuTensorMapEncodeTiled, for native callers."""
+    encode: Any = _encoder()
+    return ctypes.cast(encode, ctypes.c_void_p).value or 0
+
+
 def can_be_mapped(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """May the copy engine address a tensor, whose last stride is 1 and whose others (in elements) are multiples of 8?"""
     sizes = all(0 < n < 1 << 32 for n in shape)
     return sizes and all(0 <= s * ELEMENT_BYTES < MOST_STRIDE_BYTES for s in strides)
 
 
+def dimensions(
+    shape: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> tuple[ctypes.Array[Any], ctypes.Array[Any], ctypes.Array[Any], ctypes.Array[Any]]:
+    """As the driver takes them, the innermost first: sizes, strides in bytes, the box, and every how many elements."""
+    rank = len(shape)
+    return (
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * max(rank - 1, 1))(*(s * ELEMENT_BYTES for s in reversed(strides[:-1]))),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+    )
+
+
 def encoded(address: int, shape: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> bytes:
     """The map of a tensor; sizes and strides in elements, the outermost dimension first. Raises RuntimeError."""
-    rank = len(shape)
     memory = ctypes.create_string_buffer(MAP_BYTES + ALIGNMENT)
     place = -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT
-    sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
-    steps = (ctypes.c_uint64 * max(rank - 1, 1))(*(s * ELEMENT_BYTES for s in reversed(strides[:-1])))
-    boxes = (ctypes.c_uint32 * rank)(*reversed(box))
-    every = (ctypes.c_uint32 * rank)(*[1] * rank)
-    failed = _encoder()(
-        place, UINT16, rank, address, sizes, steps, boxes, every,
-        NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZEROS,
-    )  # fmt: skip
+    kind, *rest = OPTIONS
+    failed = _encoder()(place, kind, len(shape), address, *dimensions(shape, strides, box), *rest)
     if failed:
         raise RuntimeError(
             f"CUDA driver: no tensor map (error {failed}) of {tuple(shape)}, strides {tuple(strides)}, box {tuple(box)}"

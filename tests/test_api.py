@@ -72,6 +72,12 @@ def test_any_strides(scaled: tl.CompiledKernel) -> None:
     np.testing.assert_array_equal(scaled(x[::-2], y[::2], 3)[0], 3 * x[::-2] + y[::2])
 
 
+def test_the_sign_of_zero_is_a_number_of_its_own(scaled: tl.CompiledKernel) -> None:
+    x, y = np.ones(5, np.float32), np.full(5, -0.0, np.float32)
+    for a in (0.0, 0.0, -0.0, -0.0, 0.0, np.float32(0), np.float32(-0.0)):
+        assert (np.signbit(scaled(x, y, a)[0]) == np.signbit(a)).all(), a
+
+
 @pytest.mark.parametrize("target", ["cpu", "interp"])
 def test_out_takes_the_results(target: str) -> None:
     x, y = vectors()

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
     from .runtime.device_kernel import DeviceKernel, DeviceReady
     from .runtime.launch import Kernel
+    from .runtime.native_call import Call as NativeCall
 
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
 
 TARGETS = "`cpu`, `interp`, `cuda` for the GPU that is here, or one by name, `cuda:sm_90a`"
 NAMED_OPTIONS = (RUNNING_SCALE,)
 """Inexact rules that are off unless named."""
-REMEMBERED_CALLS = 256
+REMEMBERED_CALLS, NATIVE_CALLS = 256, 8
 Recognising = Callable[
     [Sequence[Any], Mapping[str, Any], Sequence[Any]], tuple[tuple[object, ...], list[int]] | None
 ]
@@ -137,6 +138,8 @@ class CompiledKernel:
     _ready: dict[CallKey | None, Ready] = field(default_factory=dict, repr=False)
     _kernels: dict[CallKey, Kernel] = field(default_factory=dict, repr=False)
     _device_ready: dict[CallKey, DeviceReady] = field(default_factory=dict, repr=False)
+    _native: tuple[NativeCall, ...] = field(default=(), repr=False)
+    """The latest calls on a device that came again, each of which says itself whether a call is like it."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _told_of_copies: bool = field(default=False, repr=False)
 
@@ -167,6 +170,10 @@ class CompiledKernel:
         Parameters declared `inout` are updated in place; `out=` takes the array, or tuple of arrays, to write instead.
         Raises TypeError and ValueError, naming argument, value and what is accepted, before anything is written.
         """
+        for native in self._native:
+            found = native(positional, named, out)
+            if found is not NotImplemented:
+                return found
         if self.machine.is_cuda:
             return self._on_device(positional, named, out)
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
@@ -192,6 +199,7 @@ class CompiledKernel:
             ready = self._device_ready.get(known[0])
             if ready is not None and ready.apart(known[1]):
                 found = ready(values, known[1])
+                self._make_native(ready, positional, named, out)
                 return found if out is None else out
         from .runtime.device_arrays import on_device
 
@@ -203,6 +211,16 @@ class CompiledKernel:
         if known is not None:
             _bounded(self._device_ready)[known[0]] = kernel.device_ready(positional, named, outs)
         return result
+
+    def _make_native(
+        self, ready: DeviceReady, positional: Sequence[Any], named: Mapping[str, Any], out: Any
+    ) -> None:
+        """A call that came twice will come again: from now on by a native function, if there is a way to one."""
+        if ready.native is None:
+            ready.native = (self._device_kernel(positional, named).native(positional, named, out),)
+        (native,) = ready.native
+        if native is not None and native not in self._native:
+            self._native = (native, *self._native[: NATIVE_CALLS - 1])
 
     def _tell_of_copies(self) -> None:
         """Once for each kernel."""
