@@ -21,7 +21,7 @@ from .elaborate import elaborate
 from .occupancy import Resources, most_registers, spilled
 from .options import Options
 from .passes.canonicalize import canonicalize
-from .passes.fuse import OVERESTIMATE, Fused, Ledger, fuse
+from .passes.fuse import OVERESTIMATE, Fused, Ledger, fuse, launches, with_ranges_ahead
 from .passes.preserve import copies, preserve
 from .passes.split import split
 from .region import AxisPlan, Region
@@ -105,6 +105,9 @@ def compile_kernel(
     for tier in (plain.tier,) if plain.tier else default:
         plain = replace(plain, tier=tier)
         fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
+        if tier == "wgmma" and measure is not None:
+            fused = with_ranges_ahead(fused, target, sizes, machine or rates(target), measure, remarks)
+            ledger = replace(ledger, resources=launches(fused))
         reason = choose_tier(fused, target, tier, remarks)
         if reason is None:
             break
@@ -186,7 +189,7 @@ def over_blocks(
     check_splits(asked, fused)
     programs: list[TileProgram] = []
     scratch = list(fused.module.scratch)
-    for p, cascades in zip(fused.module.programs, fused.cascades, strict=True):
+    for p, cascades in fused.launched():
         found, between = split(p, cascades, sizes, target, remarks, dict(asked.splits))
         tiered = [replace(q, tier=p.tier if q is p or has_product(q) else "loops") for q in found]
         programs += tiered

@@ -356,3 +356,8 @@ def has_product(p: TileProgram) -> bool:
     return any(
         isinstance(x, Dot) for s in statements(p.body) for e in expressions(s) for x in subexpressions(e)
     )
+
+
+def is_visit(a: LoopAxis) -> bool:
+    """Is it the axis of a loop that runs once or never, as `hi` says?"""
+    return a.tile is None and a.extent == Const(1, DType.I64) and a.hi is not None

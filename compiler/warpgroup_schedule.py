@@ -60,7 +60,7 @@ def check_roles(asked: Schedule, running: Mapping[str, wgmma.Choices], target: T
 def check_splits(asked: Schedule, fused: Fused) -> None:
     """Raises `TileError` for an axis whose loop cannot be divided over blocks."""
     able = set[str]()
-    for p, c in zip(fused.module.programs, fused.cascades, strict=True):
+    for p, c in fused.launched():
         able |= splittable(p, c)
     for axis, _ in asked.splits:
         if axis not in able:

@@ -34,6 +34,7 @@ from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
 from .staging import BARRIER_BYTES, CHUNK, Ring, Staging, staging
 from .warpgroup_exponentials import RowExponentials
+from .warpgroup_form import Steps, steps_of
 
 ROWS = 64  # of a tile, one warpgroup
 CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
@@ -175,6 +176,24 @@ class Role(RowExponentials):
             yield
             self.text.line(f"{name} = opaque(i32({name} + {a.tile}))")
 
+    @contextmanager
+    def taken(self, s: Steps) -> Iterator[None]:
+        """What a step computes, under its condition."""
+        if s.condition is None:
+            yield
+            return
+        values, types = dict(self.values), dict(self.types)
+        for x in s.before:
+            self.let(x)
+        self.text.line(f"if {self.agreed(self.emit(s.condition, NOWHERE))} > 0:")
+        with self.text.indented():
+            yield
+        self.values, self.types = values, types
+
+    def agreed(self, condition: Code) -> str:
+        """A number on which all threads of the role agree."""
+        return condition.operand
+
     def range_of(self, a: LoopAxis) -> tuple[str, str]:
         """Emit an axis's bounds; gives the first tile's first index and where tiles end."""
         first, end = self.bounds(a)
@@ -242,8 +261,10 @@ class Loader(Role):
 
     def loop(self, s: For) -> None:
         self.types.update({c.name: c.type for c in s.carries})
+        steps = steps_of(s)
+        body = steps.loop.body
         loads = [
-            self.staging.names[x.name] for x in s.body if isinstance(x, Let) and x.name in self.staging.names
+            self.staging.names[x.name] for x in body if isinstance(x, Let) and x.name in self.staging.names
         ]
         for x in dict.fromkeys(x for load in loads for x in load.subscripts):
             if (
@@ -255,7 +276,8 @@ class Loader(Role):
         start, stop = self.range_of(s.axis)
         with self.stepping(s.axis, start, stop):
             self.live[s.axis.name] = s.axis
-            self.block(s.body)
+            with self.taken(steps):
+                self.block(body)
             del self.live[s.axis.name]
 
     def fill(self, r: Ring) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...dsl.types import DType
-from ..tile_ir import Apply, Expr, LoopAxis
+from ..tile_ir import Apply, Expr, Load, LoopAxis
 from .deal import Layout, Spread
 from .mma import MatrixKernel
 from .scalar_cuda import Code, combine
 from .simt_reduction import Reduction
 from .simt_source import NOWHERE, Point, starts_late
+from .tile_types import leaves
 from .warpgroup_form import ends_tile, scalar_values, slope
 
 
@@ -64,6 +66,19 @@ class RowElements(MatrixKernel):
     def _give_names(self) -> None:
         super()._give_names()
         self.limits: dict[tuple[str, Spread], list[tuple[str, str]]] = {}
+
+    def nest(self, layout: Layout, exprs: Iterable[Expr], exists: Iterable[str] = ()) -> Iterator[Point]:
+        exprs = list(exprs)
+        return super().nest(self._for_loads(layout, exprs), exprs, exists)
+
+    def _for_loads(self, layout: Layout, exprs: list[Expr]) -> Layout:
+        """A thread's rows inside its columns where something is read for each column: all rows use it at once. Else it would
+        be kept from row to row, a register for each column."""
+        loads = [x for e in exprs for x in leaves(e) if isinstance(x, Load)]
+        spans = {self.facts.type_of(x, self.types).axes for x in loads}
+        if len(layout.axes) != 2 or layout.axes[-1:] not in spans:
+            return layout
+        return Layout(layout.axes[::-1], layout.spreads[::-1])
 
     def open(
         self, layout: Layout, exprs: list[Expr], exists: set[str], outer: Point, by_run: str | None = None

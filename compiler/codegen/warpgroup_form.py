@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...dsl.types import DType
 from ..tile_ir import (
@@ -23,6 +23,7 @@ from ..tile_ir import (
     Store,
     TileProgram,
     TileType,
+    is_visit,
     statements,
     subexpressions,
 )
@@ -108,6 +109,12 @@ def with_plain_bounds(program: TileProgram) -> TileProgram:
     tiles = {a: x for a, x in tile_axes(program, dict(program.statics)).items() if x.tile}
 
     def rule(e: Expr) -> Expr:
+        match e:
+            case Apply(
+                op="floordiv", args=(Reduce(fn="min", over=(o,), arg=AxisIndex(axis=x)), Const(value=n))
+            ):
+                if o == x and x in tiles and tiles[x].tile == n:  # tiles start at multiples of their size
+                    return Apply("floordiv", (AxisIndex(x), Const(n, DType.I64)))
         if not isinstance(e, Reduce) or e.fn not in ("max", "min") or len(e.over) != 1:
             return e
         (axis,) = e.over
@@ -176,3 +183,36 @@ def ends_tile(e: Expr, a: LoopAxis, values: Mapping[str, Expr]) -> bool:
         case Apply(op="min" | "max", args=args):
             return all(ends_tile(z, a, values) for z in args)
     return False
+
+
+# ---------------------------------------------------------------- steps that may be left out
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A loop by what one step of it computes. Where `condition` is not above 0 a step is left out; `before` is computed to
+    know that."""
+
+    loop: For
+    before: tuple[Let, ...] = ()
+    condition: Expr | None = None
+
+
+def steps_of(s: For) -> Steps:
+    """A loop whose body runs once or never (`lower.visited`) as one whose steps have a condition."""
+    *before, last = s.body or (None,)
+    if not isinstance(last, For) or not is_visit(last.axis) or last.axis.lo is not None:
+        return Steps(s)
+    scalars = tuple(x for x in before if isinstance(x, Let) and not x.type.axes)
+    handed = tuple(Name(c.name) for c in last.carries)
+    starts = tuple(c.init for c in last.carries)
+    if len(scalars) < len(before) or handed != s.yields or starts != tuple(Name(c.name) for c in s.carries):
+        return Steps(s)
+    names = {c.name: Name(o.name) for c, o in zip(last.carries, s.carries, strict=True)}
+
+    def outer(e: Expr) -> Expr:
+        return rewrite(e, lambda x: names.get(x.name, x) if isinstance(x, Name) else x)
+
+    body = tuple(replace(x, value=outer(x.value)) if isinstance(x, Let) else x for x in last.body)
+    loop = replace(s, body=body, yields=tuple(outer(y) for y in last.yields))
+    return Steps(loop, scalars, last.axis.hi)

@@ -32,9 +32,10 @@ from ..tile_ir import (
 )
 from .deal import Spread
 from .mma import RegisterOperand, Unfit
+from .scalar_cuda import Code
 from .simt_source import Registers, Value
 from .staging import Ring, dots
-from .warpgroup_form import ends_tile, scalar_values
+from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
 from .warpgroup_products import InRing, Products
 
 TURNS = 8  # the first of two named barriers
@@ -79,7 +80,7 @@ class Loops(Products):
         else:
             loops = (s, *self.going_on.get(id(s), ()))
             self.start_carries(s)
-            with self.sums_in_parts(loops):
+            with self.sums_in_parts(tuple(steps_of(x).loop for x in loops)):
                 self.cascade(loops)
 
     def _only_sums(self, s: For) -> bool:
@@ -171,18 +172,21 @@ class Loops(Products):
 
     def cascade(self, loops: tuple[For, ...]) -> None:
         """All steps of loops that go on from one to the next, and the last step's trails."""
-        parts = [self.parts(s) for s in loops]
+        steps = [steps_of(s) for s in loops]
+        parts = [self.parts(s.loop) for s in steps]
+        if not parts[0].leads and any(s.condition is not None for s in steps):
+            raise Unfit("a sum of products of which steps may be left out")
         packed = [self._declared(t.dot) for t in parts[0].trails]
         self.before_loop(e for s in loops for x in statements((s,)) for e in expressions(x))
         started = self.names.fresh("started")
         if self.skewed:
             self.text.line(f"{started} = i32(0)")
-        for number, (s, cascade) in enumerate(zip(loops, parts, strict=True)):
+        for number, (s, cascade) in enumerate(zip(steps, parts, strict=True)):
             if number:
-                for c, before in zip(s.carries, loops[number - 1].carries, strict=True):
+                for c, before in zip(s.loop.carries, loops[number - 1].carries, strict=True):
                     self.bind(c.name, self.values[before.name])
-            for axis, full in self.segments(s):
-                self.segment(replace(s, axis=axis), full, cascade, packed, started)
+            for axis, full in self.segments(s.loop):
+                self.segment(replace(s, loop=replace(s.loop, axis=axis)), full, cascade, packed, started)
         for ring in [r for r in self.slots if not r.looped]:
             self.give_back(ring)
         if parts[0].trails and self.skewed:
@@ -215,29 +219,36 @@ class Loops(Products):
             yield replace(a, lo=whole, hi=a.extent), False
 
     def segment(
-        self, s: For, full: bool, cascade: Cascade, packed: list[tuple[str, int]], started: str
+        self, steps: Steps, full: bool, cascade: Cascade, packed: list[tuple[str, int]], started: str
     ) -> None:
         """Steps over one range of tiles; the first of all starts no trails."""
+        s = steps.loop
         start, stop = self.range_of(s.axis)
         axis, first = s.axis.name, self.axis_names[s.axis.name].first
         self.live[axis] = s.axis
         self.full |= {axis} if full else set()
         self.text.line(f"{first} = i32({start})")
         if self.skewed:
-            self.text.line(f"if {started} == 0 and {first} < {stop}:")
+            until = "if" if steps.condition is None else "while"
+            self.text.line(f"{until} {started} == 0 and {first} < {stop}:")
             with self.text.indented():
-                self.step(s, cascade, packed, starts_trails=False)
-                self.text.line(f"{started} = i32(1)")
+                with self.taken(steps):
+                    self.step(s, cascade, packed, starts_trails=False)
+                    self.text.line(f"{started} = i32(1)")
                 self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
         self.text.line(f"while {first} < {stop}:")
         with self.text.indented():
-            self.step(s, cascade, packed, starts_trails=self.skewed)
-            if not self.skewed:
-                self.start_trails(s, cascade, packed)
-                self.finish()
+            with self.taken(steps):
+                self.step(s, cascade, packed, starts_trails=self.skewed)
+                if not self.skewed:
+                    self.start_trails(s, cascade, packed)
+                    self.finish()
             self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
         self.full -= {axis} if full else set()
         del self.live[axis]
+
+    def agreed(self, condition: Code) -> str:
+        return f"uniform(i32({condition.operand}))"
 
     def step(self, s: For, cascade: Cascade, packed: list[tuple[str, int]], starts_trails: bool) -> None:
         """One step: its leads and the last one's trails start, then all between, then the trails' operands are packed."""

@@ -7,7 +7,7 @@ intermediate, the prediction of the choice and of its opposite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from itertools import combinations
@@ -38,6 +38,7 @@ from .derive import PLAIN, Rules, rules_of
 from .lower import lower
 from .normalize import normalize
 from .preserve import always_stored
+from .ranges_ahead import ranges_ahead
 from .schedule import axis_plan, pipeline_attributes
 from .shield import shield
 
@@ -63,6 +64,14 @@ class Fused:
     """What a block of each launch takes of a CUDA device; None where that is not known."""
     spilled: int = 0
     """Registers a thread beyond those it can have, summed over the launches."""
+    ahead: frozenset[str] = frozenset()
+    """Launches that only find ranges of tensors for others (`ranges_ahead`)."""
+
+    def launched(self) -> Iterator[tuple[tile.TileProgram, tuple[Cascade, ...]]]:
+        """The programs with their cascades."""
+        own = iter(self.cascades)
+        for p in self.module.programs:
+            yield p, () if p.name in self.ahead else next(own)
 
 
 Measure = Callable[[tile.TileProgram], Resources | None]
@@ -296,6 +305,25 @@ def build(
     time = predict_module(module, sizes, machine or rates(target), _hidden(taken, target))
     cost, over = module_cost(module, sizes), _spilled(taken, target)
     return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, time, taken, over)
+
+
+def with_ranges_ahead(
+    f: Fused, target: Target, sizes: Mapping[str, int], machine: Rates, measure: Measure, remarks: Remarks
+) -> Fused:
+    """The same with launches before that find what programs compare of tensors tile by tile."""
+    found = [ranges_ahead(p, remarks) for p in f.module.programs]
+    ahead = frozenset(p.name for x in found for p in x.launches)
+    if not ahead:
+        return f
+    programs = tuple(p for x in found for p in (*x.launches, x.program))
+    between = (*f.module.scratch, *(t for x in found for t in x.between))
+    module = with_fields(f.module, programs=programs, scratch=between)
+    taken = tuple(None if p.name in ahead else measure(p) for p in programs)
+    time = predict_module(module, sizes, machine, _hidden(taken, target))
+    return with_fields(
+        f, module=module, cost=module_cost(module, sizes), prediction=time, resources=taken,
+        spilled=_spilled(taken, target), ahead=ahead,
+    )  # fmt: skip
 
 
 def _hidden(taken: tuple[Resources | None, ...], target: Target) -> list[Hidden]:

@@ -46,6 +46,7 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
+from .pruned import pruned
 
 PRODUCT_BLOCKS = 2  # blocks a multiprocessor that products of tiles want
 OTHER_BLOCKS = 8
@@ -256,7 +257,7 @@ class _Splitting:
         body = (*chain.before, *self.limits(), *(self.limited(s) for s in chain.loops), *stores)
         part = LoopAxis(self.part, _i64(self.parts))
         whole = (*chain.outside, Grid((part, *chain.grid), body))
-        return self.pruned(whole, f"{self.program.name}_parts", self.scratch)
+        return pruned(self.program, whole, f"{self.program.name}_parts", self.scratch)
 
     def limits(self) -> tuple[Let, Let]:
         """The indices of a part: whole tiles, as many for each as make them all."""
@@ -295,7 +296,8 @@ class _Splitting:
         outside = _needed(chain.outside, body)
         grid = self.merge_grid()
         whole = (*outside, Grid(grid, body)) if grid else (*outside, *body)
-        return self.pruned(whole, self.program.name, tuple(replace(p, mode="in") for p in self.scratch))
+        between = tuple(replace(p, mode="in") for p in self.scratch)
+        return pruned(self.program, whole, self.program.name, between)
 
     def merge_grid(self) -> tuple[LoopAxis, ...]:
         """Smaller tiles than the loop's: merging is elementwise, and more blocks move more."""
@@ -348,31 +350,6 @@ class _Splitting:
         )
         axis = LoopAxis(self.part, _i64(self.parts), self.parts if lanes else None)
         return For(axis, carries, tuple(body), tuple(yields), span=self.chain.visits[0].span)
-
-    def pruned(self, body: tuple[Stmt, ...], name: str, scratch: tuple[Param, ...]) -> TileProgram:
-        """The program of these statements, with the parameters that they use."""
-        p = self.program
-        used = [x for s in statements(body) for e in expressions(s) for x in subexpressions(e)]
-        tensors = {x.tensor for x in used if isinstance(x, Load)}
-        tensors |= {s.tensor for s in statements(body) if isinstance(s, Store)}
-        params = tuple(x for x in (*p.params, *scratch) if x.name in tensors)
-        axes = {x.axis for x in used if isinstance(x, AxisIndex)}
-        axes |= {a for s in statements(body) if isinstance(s, Let) for a in s.type.axes}
-        whole = tuple(w for w in p.whole if w.name in axes)
-        shapes = [e for x in params for e in x.shape] + [w.extent for w in whole]
-        used += [x for e in shapes for x in subexpressions(e)]
-        extents = {x.name for x in used if isinstance(x, tile.ExtentRef)}
-        scalars = {x.name for x in used if isinstance(x, tile.ScalarRef)}
-        return replace(
-            p,
-            name=name,
-            params=params,
-            scalars=tuple(s for s in p.scalars if s.name in scalars),
-            extents=tuple(e for e in p.extents if e in extents),
-            statics=tuple((e, n) for e, n in p.statics if e in extents),
-            whole=whole,
-            body=body,
-        )
 
 
 def _names(p: TileProgram) -> set[str]:
