@@ -12,7 +12,7 @@ from ..dsl.source import Span
 
 Fuse = Literal["auto", "all", "none"]
 TaskOrder = Literal["longest", "turns"]
-MOST_SLOTS, LEAST_SLOTS = 12, 2
+MOST_SLOTS, LEAST_SLOTS = 16, 2
 """Of a ring, through which tiles of an operand come."""
 MOST_WARPGROUPS = 3
 """That compute; one more loads."""

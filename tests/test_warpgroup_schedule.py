@@ -52,7 +52,7 @@ def test_lines_print_as_they_are_read() -> None:
 @pytest.mark.parametrize(
     ("line", "message", "at"),
     [
-        ("stage k by 13", "13 in `stage`: not possible", "13"),
+        ("stage k by 17", "17 in `stage`: not possible", "17"),
         ("stage k by 1", "1 in `stage`: not possible", "1"),
         ("stage q by 2", "`q` is read once", "q"),
         ("stage x by 2", "`x` does not come through a ring", "x"),
@@ -104,7 +104,10 @@ def test_few_rows_take_one_warpgroup() -> None:
     made = compiled("", PRODUCT, {"M": 64, "N": 4096, "K": 4096})
     assert made.schedule.warpgroups == 1
     assert dict(made.schedule.tiles)["m"] == 64
-    assert [p.name for p in made.module.programs] == ["product_parts", "product"]  # K is divided over blocks
+    assert dict(made.schedule.tiles)["n"] == 32  # 128 tiles: no need to divide K over blocks
+    assert len(made.module.programs) == 1
+    fewer = compiled("", PRODUCT, {"M": 64, "N": 1024, "K": 8192})
+    assert [p.name for p in fewer.module.programs] == ["product_parts", "product"]
 
 
 VARIANTS = {

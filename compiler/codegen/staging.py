@@ -37,7 +37,7 @@ CHUNK = 64  # columns of one box: 128 bytes
 ROW_BYTES = 128
 LARGEST_BOX = 256  # rows of one box
 MOST_RANKS = 5
-MOST_STAGES, LEAST_STAGES = 12, 2
+MOST_STAGES, LEAST_STAGES = 16, 2
 BARRIER_BYTES = 8
 ALIGNMENT = 1024  # of a box: the swizzle repeats every 8 rows
 

@@ -70,9 +70,9 @@ class Results(Loops):
         return (row, column) if fits and self._chunk_starts(column) else None
 
     def _chunk_starts(self, column: str) -> list[int]:
-        """The first columns of the boxes that a tile leaves in, each 64 wide. None goes beyond the tile, where another block's
-        columns are: the last one of a ragged tile shares columns with the one before, whose values are the same. An axis in
-        one piece ends where the tensor does. Empty where boxes cannot have it."""
+        """The first columns of the boxes that a tile leaves in, each 64 wide. None goes beyond the tile, where columns of
+        another block are: the last one of a ragged tile shares columns with the one before, whose values are the same. An
+        axis in one piece ends where the tensor does. Empty where boxes cannot have it."""
         columns = self.tiles[column]
         starts = list(range(0, columns, CHUNK))
         if columns % CHUNK == 0 or column in self._whole():

@@ -17,13 +17,16 @@ from dataclasses import dataclass, replace
 from ...dsl.diagnostics import refuse
 from ...dsl.types import DType
 from ..codegen.cpu_narrow import TIER as MATRIX_TIER
+from ..codegen.staging import CHUNK
+from ..product_time import ROW_BYTES, STEP, WARPGROUP_ROWS, Product, Tiling, fastest, microseconds
 from ..region import AxisPlan, Region, contraction, reductions
 from ..remarks import Remarks
-from ..schedule import LARGEST_VALUE, Schedule
+from ..schedule import LARGEST_VALUE, Schedule, stem
 from ..schedule_check import stated_tile
 from ..target import CudaTarget, Target
-from ..tensor_ir import Apply, Axes, Const, Extent, Graph, Index, Node, Read, Reduce, walk
+from ..tensor_ir import Apply, Axes, Cast, Const, Extent, Graph, Index, Node, Read, Reduce, walk
 from ..tile_ir import Attribute, TileProgram, has_product
+from .split import LEAST_PRODUCT_TILES, MOST_PARTS
 
 WHOLE_LIMIT = 512
 
@@ -80,8 +83,9 @@ def tile_sizes(target: Target) -> TileSizes:
 
 
 def region_tiles(
-    graph: Graph, region: Region, roles: Roles, schedule: Schedule, target: Target, sizes: Mapping[str, int]
-) -> TileSizes:
+    graph: Graph, region: Region, roles: Roles, schedule: Schedule, target: Target, sizes: Mapping[str, int],
+    stated: Mapping[str, int], remarks: Remarks,
+) -> TileSizes:  # fmt: skip
     """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
     the device's multiprocessors."""
     if not isinstance(target, CudaTarget):
@@ -91,7 +95,7 @@ def region_tiles(
             return BLOCK_TILES
         return _row_tiles(graph, region, roles, sizes)
     if schedule.tier == "wgmma":
-        return _warpgroup_tiles(graph, region, roles, sizes, target, schedule.warpgroups)
+        return _warpgroup_tiles(graph, region, roles, sizes, target, schedule, stated, remarks)
     many = MATRIX_TILES
     count = _tasks(graph, roles, sizes, many)
     wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
@@ -120,57 +124,92 @@ def _is_plain_product(region: Region) -> bool:
     )
 
 
-COLUMNS = {256: 1.0, 128: 0.85, 64: 0.6}
-"""Of a product's tile, and the share of the matrix units' rate that products of 64 rows of such reach, about."""
-TILE_CLOCKS = 3000
-"""What a tile takes beside its products: the first copies, and its results on their way out, about."""
-PRODUCTS_PER_CLOCK = 2048
-"""Of 16-bit floats on one multiprocessor of sm_90a."""
-
-
-WARPGROUP_ROWS = 64
+WARPGROUP_COLUMNS = {1: 256, 2: 256, 3: 192}
+"""The most columns of a tile by the warpgroups that share it: sums of more leave no registers."""
+COLUMN_STEP = 16
+RAGGED_COLUMNS = 192
+"""The most columns of a tile that does not divide them all, where results are computed from sums: checks of which columns
+exist take registers."""
 
 
 def _warpgroup_tiles(
-    graph: Graph,
-    region: Region,
-    roles: Roles,
-    sizes: Mapping[str, int],
-    target: CudaTarget,
-    warpgroups: int | None,
-) -> TileSizes:
-    """Tiles for products of warpgroups, 64 rows for each of them: as many columns as take the least time on all
-    multiprocessors; where a cascade has a product inside, fewer keys beside wide accumulators. One warpgroup has enough for
-    few rows."""
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, schedule: Schedule,
+    stated: Mapping[str, int], remarks: Remarks,
+) -> TileSizes:  # fmt: skip
+    """Tiles for products of warpgroups, 64 rows for each of them: those that are predicted to take the least time, with the
+    sum divided over blocks or not; where a cascade has a product inside, fewer keys beside wide accumulators."""
+    if not roles.contraction_inside:
+        return _product_tiles(graph, region, roles, sizes, target, schedule, stated, remarks)
+    warpgroups = schedule.warpgroups
     rows = WARPGROUP_ROWS * (warpgroups or 2)
     few_rows = bool(roles.tiled) and (axis_size(graph, roles.tiled[0], sizes) or rows) <= WARPGROUP_ROWS
     if few_rows and warpgroups is None:
         rows = WARPGROUP_ROWS
     keys = WARPGROUP_TILES.key // 2 if warpgroups == 3 else WARPGROUP_TILES.key  # 160 registers a thread
-    best = replace(WARPGROUP_TILES, row=rows, query=rows, key=keys)
-    if roles.contraction_inside:
-        wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
-        tasks = math.prod(
-            -(-(axis_size(graph, a, sizes) or 1) // (best.query if a in roles.tiled else 1))
-            for a in roles.grid
-        )
-        few = tasks < (target.sms or 1) and warpgroups is None
-        return replace(
-            best,
-            key=best.key // 2 if wide else best.key,
-            query=WARPGROUP_ROWS if few else best.query,
-        )
+    wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
+    tasks = math.prod(
+        -(-(axis_size(graph, a, sizes) or 1) // (rows if a in roles.tiled else 1)) for a in roles.grid
+    )
+    few = tasks < (target.sms or 1) and warpgroups is None
+    return replace(
+        WARPGROUP_TILES, row=rows, key=keys // 2 if wide else keys, query=WARPGROUP_ROWS if few else rows
+    )
+
+
+def _product_tiles(
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, schedule: Schedule,
+    stated: Mapping[str, int], remarks: Remarks,
+) -> TileSizes:  # fmt: skip
+    """Rows and columns of a product's tile by the time that each choice is predicted to take."""
     sums = sum(1 for r in reductions(region.values) if r.fn == "sum")
-    depth = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.reduced)
+    length = {a: axis_size(graph, a, sizes) or 1 for a in graph.axes}
+    row, column = (*roles.tiled[:2], "", "")[:2]
+    dense = _dense_axes(region)
+    lines = [
+        max((1 + (2 * length[x] % ROW_BYTES > 0) for x, axes in dense if a in axes), default=1)
+        for a in (row, column)
+    ]
+    others = math.prod(length[a] for a in roles.grid if a not in (row, column))
+    depth = math.prod(length[a] for a in roles.reduced)
+    product = Product(length.get(row, 1), length.get(column, 1), depth, others, sums, *lines)
+    plain = (
+        all(isinstance(v.operand if isinstance(v, Cast) else v, Reduce) for v in region.values) and sums == 1
+    )
+    warpgroups = [schedule.warpgroups] if schedule.warpgroups else [1, 2, 3] if plain else [1, 2]
+    rows = [WARPGROUP_ROWS * w for w in warpgroups]
+    rows = [stated[row]] if row in stated else [r for r in rows if r - WARPGROUP_ROWS < product.rows] or rows
+    step = COLUMN_STEP if column not in {x for x, _ in dense} else CHUNK
+    whole = [n for n in range(step, 257, step) if plain or n <= RAGGED_COLUMNS or product.columns % n == 0]
+    columns = [stated[column]] if column in stated else whole
+    most = depth // (STEP * LEAST_PRODUCT_TILES) if plain else 1
+    parts = [n for a, n in schedule.splits if a in map(stem, roles.reduced)] or [
+        1 << i for i in range(max(1, min(most, MOST_PARTS)).bit_length())
+    ]
+    tilings = [
+        Tiling(r, n, p)
+        for r in rows
+        for n in columns
+        for p in parts
+        if n * sums <= WARPGROUP_COLUMNS.get(r // WARPGROUP_ROWS, 256) or column in stated
+    ]
+    best, *rest = fastest(product, tilings, target)
+    told = [f"{t.told()} {microseconds(product, t, target):.1f}" for t in (best, *rest[:3])]
+    remarks.add(
+        "note", "schedule", "product-tiles", f"{region.name}: predicted µs by tile: {', '.join(told)}",
+        region.roots[0].span, considered=len(tilings), tiles=product.tiles(best.rows, best.columns) * best.parts,
+    )  # fmt: skip
+    volume = max(WARPGROUP_TILES.volume, best.rows * best.columns)
+    return replace(WARPGROUP_TILES, row=best.rows, query=best.rows, column=best.columns, volume=volume)
 
-    def clocks(columns: int) -> float:
-        tiles = dict(zip(roles.tiled, (best.row, columns), strict=False))
-        count = math.prod(-(-(axis_size(graph, a, sizes) or 1) // tiles.get(a, 1)) for a in roles.grid)
-        each = best.row * columns * depth * sums / (PRODUCTS_PER_CLOCK * COLUMNS[columns])
-        return -(-count // (target.sms or 1)) * (each + TILE_CLOCKS)
 
-    able = [n for n in COLUMNS if n * sums <= best.column]
-    return replace(best, column=min(able or [64], key=clocks))
+def _dense_axes(region: Region) -> list[tuple[str, frozenset[str]]]:
+    """The axis along which rows of each operand of a product lie in memory, with all axes of the operand."""
+    found = []
+    for r in reductions(region.values):
+        split = contraction(r.body, frozenset(r.bound)) if r.fn == "sum" else None
+        reads = [f for side in split or () for f in side if isinstance(f, Read) and f.indices]
+        found += [(f.indices[-1].axis, frozenset(f.axes)) for f in reads if isinstance(f.indices[-1], Index)]
+    return found
 
 
 def _cpu_tiles(
@@ -324,7 +363,7 @@ def axis_plan(
     cut = {a for a, n in stated.items() if n < (axis_size(graph, a, sizes) or 0)}
     roles = axis_roles(graph, region, sizes, cut)
     chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
-    limits = region_tiles(graph, region, roles, schedule, target, sizes)
+    limits = region_tiles(graph, region, roles, schedule, target, sizes, stated, remarks)
     free = {a: n for a, n in _default_tiles(region, roles, limits).items() if a not in stated}
     fixed = {**{a: n or 1 for a, n in stated.items()}, **chosen}
     default = _bounded(free, fixed, region, limits.volume, _in_order(graph))

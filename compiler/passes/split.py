@@ -19,6 +19,7 @@ from .. import tensor_ir as t
 from .. import tile_ir as tile
 from ..cascade import COMBINE, Cascade, identity
 from ..codegen.tile_types import static_value
+from ..product_time import Product, parts_of
 from ..remarks import Remarks
 from ..schedule import stem
 from ..target import CudaTarget
@@ -183,7 +184,11 @@ def _tasks(chain: _Chain, sizes: Mapping[str, int]) -> int:
 def _parts(
     program: TileProgram, chain: _Chain, axis: LoopAxis, sizes: Mapping[str, int], target: CudaTarget
 ) -> int:
-    """A power of two: enough blocks for the multiprocessors, none with too little to do."""
+    """A power of two: enough blocks for the multiprocessors, none with too little to do; for sums of products by warpgroups,
+    what is predicted to take the least time."""
+    if program.tier == "wgmma" and len(chain.visits) == 1 and (product := _product(chain, sizes)) is not None:
+        row, column = (a.tile or 1 for a in chain.grid if a.tile)
+        return parts_of(product, row, column, _tiles(axis, sizes) // LEAST_PRODUCT_TILES, target)
     every = (x for s in statements(chain.loops) for e in expressions(s) for x in subexpressions(e))
     products = any(isinstance(x, tile.Dot) for x in every)
     each = (1 if program.tier == "wgmma" else PRODUCT_BLOCKS) if products else OTHER_BLOCKS
@@ -201,6 +206,25 @@ def _parts(
         most = min(tiles, elements // LEAST_ELEMENTS)
     found = min(wanted // _tasks(chain, sizes), most, MOST_PARTS)
     return 1 << (found.bit_length() - 1) if found > 1 else 1
+
+
+def _product(chain: _Chain, sizes: Mapping[str, int]) -> Product | None:
+    """The sizes of a loop that only adds products of what it loads; None for any other."""
+    (loop,) = chain.visits
+    adds = [
+        y
+        for c, y in zip(loop.carries, loop.yields, strict=True)
+        if isinstance(y, Apply) and y.op == "add" and Name(c.name) in y.args
+        and any(isinstance(x, tile.Dot) for x in y.args)
+    ]  # fmt: skip
+    loads = all(isinstance(s, Let) and isinstance(s.value, Load) for s in loop.body)
+    tiled = [a for a in chain.grid if a.tile]
+    if len(adds) != len(loop.carries) or not loads or len(tiled) != 2:
+        return None
+    rows, columns = (static_value(a.extent, dict(sizes)) or 1 for a in tiled)
+    others = math.prod(_tiles(a, sizes) for a in chain.grid if not a.tile)
+    depth = static_value(loop.axis.extent, dict(sizes)) or 1
+    return Product(rows, columns, depth, others, len(adds))
 
 
 # ---------------------------------------------------------------- the two programs

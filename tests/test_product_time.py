@@ -1,0 +1,103 @@
+"""Predicted clocks of products in tier `wgmma`, against counts by hand, and the tiles that follow from them."""
+
+from __future__ import annotations
+
+import pytest
+
+import tileloom as tl
+from tileloom.compiler.pipeline import Compilation, compile_kernel
+from tileloom.compiler.product_time import Product, Tiling, clocks, fastest, parts_of, step_clocks
+from tileloom.compiler.schedule_text import parse_schedule
+from tileloom.compiler.target import SM_90A
+from tileloom.dsl.types import DType
+
+TEXT = """kernel product<T: bf16 | f16>(a: T[M, K], b: T[B]) -> c: T[M, N] {
+  c[m, n] = sum[k](a[m, k] * b[I])
+}
+"""
+LARGE = Product(4096, 4096, 4096)
+
+
+def compiled(m: int, n: int, k: int, lines: str = "", b: str = "N, K") -> Compilation:
+    text = TEXT.replace("[B]", f"[{b}]").replace("[I]", f"[{b.lower()}]")
+    stated = parse_schedule(f"schedule s for product on cuda:sm_90a {{\n{lines}\n}}") if lines else None
+    return compile_kernel(
+        tl.parse(text)["product"], SM_90A, {"M": m, "N": n, "K": k}, dtypes={"T": DType.BF16}, schedule=stated
+    )
+
+
+def tile(c: Compilation) -> tuple[int, int]:
+    tiles = dict(c.schedule.tiles)
+    return tiles["m"], tiles["n"]
+
+
+def test_what_binds_a_step() -> None:
+    """Products: r·n·64 / 2048. Shared memory: r + n rows of 128 bytes come, each warpgroup reads 64 + n, 128 bytes a clock.
+    Cache: r + n rows at 56 bytes a clock, twice that where rows straddle lines."""
+    assert step_clocks(LARGE, Tiling(128, 256)) == 1024  # both products and shared memory
+    assert step_clocks(LARGE, Tiling(128, 128)) == 2 * (64 + 128) + 256  # shared memory
+    assert step_clocks(LARGE, Tiling(64, 64)) == pytest.approx(128 * 128 / 56)  # the cache
+    straddling = Product(4096, 4104, 1000, row_lines=2, column_lines=2)
+    assert step_clocks(straddling, Tiling(128, 256)) == pytest.approx(2 * 384 * 128 / 56)
+    assert step_clocks(Product(1, 4096, 4096), Tiling(64, 16)) == 200  # a round
+    gated = Product(4096, 4096, 4096, sums=2)
+    assert step_clocks(gated, Tiling(128, 128)) == 1024 + 2 * 64  # rows are read once for each sum
+
+
+def test_waves_are_whole_and_memory_is_a_floor() -> None:
+    one = clocks(Product(128 * 12, 256 * 11, 4096), Tiling(128, 256), SM_90A)[0]
+    two = clocks(Product(128 * 12, 256 * 11 + 1, 4096), Tiling(128, 256), SM_90A)[0]
+    assert one == 64 * 1024 + 1000 + 8 * 256
+    assert two == 2 * one
+    thin = Product(1, 4096, 4096)
+    bytes_per_clock = 0.75 * 4280e9 / 1.755e9
+    assert clocks(thin, Tiling(64, 32), SM_90A)[0] == pytest.approx(
+        2 * (4096 * 4098 + 4096 - 4096) / bytes_per_clock
+    )
+
+
+def test_parts_pay_where_tiles_are_few() -> None:
+    assert parts_of(Product(64, 1024, 8192), 64, 32, 16, SM_90A) == 4  # 32 tiles for 132 multiprocessors
+    assert parts_of(Product(64, 1024, 8192), 64, 32, 2, SM_90A) == 2
+    assert parts_of(LARGE, 128, 256, 8, SM_90A) == 1
+
+
+def test_equally_fast_tilings_are_not_divided() -> None:
+    found = fastest(Product(64, 4096, 4096), [Tiling(64, 64, 2), Tiling(64, 64), Tiling(64, 32)], SM_90A)
+    assert found[0] == Tiling(64, 32)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((4096, 4096, 4096), (128, 256)),
+        ((512, 6144, 4096), (128, 192)),  # 128 tiles, not 96 or 192
+        ((512, 11008, 4096), (128, 176)),  # 252 tiles: two waves of 132, not 2.6
+        ((2048, 11008, 4096), (128, 240)),  # 736 tiles in six waves, as 688 of 256 columns
+        ((1, 4096, 4096), (64, 32)),  # 128 multiprocessors read weights
+    ],
+)  # fmt: skip
+def test_tiles_fill_multiprocessors(sizes: tuple[int, int, int], expected: tuple[int, int]) -> None:
+    made = compiled(*sizes)
+    assert tile(made) == expected
+    assert len(made.module.programs) == 1
+    (told,) = [r for r in made.remarks if r.name == "product-tiles"]
+    assert told.message.startswith(f"c: predicted µs by tile: {expected[0]} x {expected[1]} ")
+    assert told.facts["tiles"] == -(-sizes[0] // expected[0]) * -(-sizes[1] // expected[1])
+
+
+def test_columns_that_lie_densely_come_in_chunks_of_64() -> None:
+    """Of b[k, n] a box holds 64 columns: other widths would bring columns that nobody reads."""
+    assert tile(compiled(512, 11008, 4096, b="K, N"))[1] % 64 == 0
+
+
+def test_stated_lines_bound_what_is_compared() -> None:
+    assert tile(compiled(512, 6144, 4096, "tile m by 64"))[0] == 64
+    assert tile(compiled(512, 6144, 4096, "tile n by 128"))[1] == 128
+    three = compiled(512, 6144, 4096, "warpgroups 1 load + 3 compute")
+    assert tile(three)[0] == 192
+    assert tile(three)[1] <= 192
+    assert [p.name for p in compiled(64, 4096, 4096, "split k by 2").module.programs] == [
+        "product_parts",
+        "product",
+    ]
