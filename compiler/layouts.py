@@ -368,6 +368,23 @@ class Tasks(Meaning):
     order: str
 
 
+@dataclass(frozen=True)
+class Primary(Meaning):
+    """The launch lets the next one start as soon as all its own blocks have started."""
+
+    name = "primary"
+    places = PROGRAM
+
+
+@dataclass(frozen=True)
+class Secondary(Meaning):
+    """The launch may start while the one before it still runs; its threads wait for the end of that before they touch memory
+    (CUDA C++ Programming Guide 13.0, "Programmatic Dependent Launch and Synchronization")."""
+
+    name = "secondary"
+    places = PROGRAM
+
+
 KNOWN: dict[str, type[Meaning]] = {m.name: m for m in Meaning.__subclasses__()}
 
 # ---------------------------------------------------------------- decoding

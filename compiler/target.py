@@ -73,6 +73,11 @@ class CudaTarget(Target):
         return self.capability == (9, 0) and self.architecture_specific
 
     @property
+    def has_dependent_launch(self) -> bool:
+        """griddepcontrol (PTX ISA 9.7.13, "griddepcontrol": sm_90 or later)."""
+        return self.capability >= (9, 0)
+
+    @property
     def has_bf16_add(self) -> bool:
         """red.global.add.noftz.bf16 (PTX ISA 9.7.13, "red": sm_90 or later)."""
         return self.capability >= (9, 0)

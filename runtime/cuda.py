@@ -167,6 +167,8 @@ class Variant:
     """Tensor maps, its last parameters: tensor and box, the outermost dimension first."""
     blocks_per_sm: int = 0
     """Blocks that a multiprocessor holds, each of which takes tasks in turn; 0: a block for each task."""
+    secondary: bool = False
+    """May it start while the launch before it still runs? It waits for that itself."""
 
     def blocks(self, sizes: Sequence[int], multiprocessors: int) -> int:
         """How many blocks a launch has."""
@@ -183,7 +185,7 @@ def variants(source: str) -> dict[str, list[Variant]]:
     for name, x in launches.items():
         variant = Variant(
             name, x["threads"], x["shared_bytes"], x["tasks"], x.get("multiples", {}), tuple(x.get("wide", ())),
-            x.get("at_most", {}), tuple(x.get("maps", ())), x.get("blocks_per_sm", 0),
+            x.get("at_most", {}), tuple(x.get("maps", ())), x.get("blocks_per_sm", 0), x.get("secondary", False),
         )  # fmt: skip
         found.setdefault(x.get("program", name), []).append(variant)
     return found
@@ -544,6 +546,22 @@ def _library() -> Any:
     return library
 
 
+class LaunchAttribute(ctypes.Structure):
+    """`CUlaunchAttribute` of the driver API, for values that are a number."""
+
+    _fields_ = (
+        ("kind", ctypes.c_uint),
+        ("padding", ctypes.c_uint),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+STARTS_EARLY = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+"""Of a launch that may start while the one before it on its stream still runs."""
+
+
 class LaunchShape(ctypes.Structure):
     """`CUlaunchConfig` of the driver API: a launch by it has four arguments, not eleven, each of which costs."""
 
@@ -555,6 +573,8 @@ class LaunchShape(ctypes.Structure):
         ("attribute_count", ctypes.c_uint),
     )
     stream: int | None
+    attributes: int | None
+    attribute_count: int
 
     @classmethod
     def stream_bytes(cls) -> int:
@@ -563,8 +583,12 @@ class LaunchShape(ctypes.Structure):
         return int(field.offset)
 
     @classmethod
-    def of(cls, blocks: int, threads: int, shared_bytes: int) -> LaunchShape:
-        return cls(blocks, 1, 1, threads, 1, 1, shared_bytes)
+    def of(cls, blocks: int, threads: int, shared_bytes: int, secondary: bool = False) -> LaunchShape:
+        """`secondary`: it may start while the launch before it on the stream still runs."""
+        plain = cls(blocks, 1, 1, threads, 1, 1, shared_bytes)
+        if secondary:
+            plain.attributes, plain.attribute_count = ctypes.addressof(STARTS_EARLY), 1
+        return plain
 
 
 def start(launch: Launch, stream: int) -> None:

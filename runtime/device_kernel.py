@@ -376,7 +376,7 @@ class _Call:
             function = cuda.function(code.cubin, variant.name, variant.shared_bytes, self.device)
         return Launch(
             ctypes.c_void_p(function),
-            cuda.LaunchShape.of(blocks, variant.threads, variant.shared_bytes),
+            cuda.LaunchShape.of(blocks, variant.threads, variant.shared_bytes, variant.secondary),
             pointers,
             (*tensors, *maps),
             (*values, *maps),

@@ -104,6 +104,7 @@ class Kernel:
     names: dict[str, Any] = field(repr=False, default_factory=dict)
     shared_bytes: int = 0
     maps: Sequence[tuple[str, tuple[int, ...]]] = ()
+    secondary: bool = False
 
     def map(self, name: str, values: Array, box: tuple[int, ...]) -> Any:
         """A tensor map as an argument."""
@@ -122,7 +123,7 @@ class Kernel:
         """Run the blocks one after another."""
         with quiet():
             for block in range(blocks):
-                self.state.enter(self.name, block, blocks)
+                self.state.enter(self.name, block, blocks, self.secondary)
                 if self.maps:
                     self._run_roles(arguments)
                 else:
@@ -148,7 +149,7 @@ def load(source: str) -> dict[str, Kernel]:
         name: Kernel(
             name, names[name], state, launch["threads"], launch["tasks"], launch.get("program", name),
             launch.get("multiples", {}), launch.get("wide", ()), launch.get("at_most", {}),
-            names, launch["shared_bytes"], launch.get("maps", ()),
+            names, launch["shared_bytes"], launch.get("maps", ()), launch.get("secondary", False),
         )
         for name, launch in names["LAUNCHES"].items()
     }  # fmt: skip
@@ -229,13 +230,23 @@ class State:
     shared: dict[int, Shared] = field(default_factory=dict)
     copies: dict[int, list[list[Callable[[], None]]]] = field(default_factory=dict)
 
+    secondary: bool = False
+    """May the launch before it still run?"""
+    waited: set[int] = field(default_factory=set)
+    """Threads that have waited for its end."""
+
+    def touch(self, what: str) -> None:
+        """See that the launch before has ended, for what it writes or reads is touched."""
+        if self.secondary and self.thread not in self.waited:
+            raise self.fault(f"{what} is touched while the launch before may still run")
+
     def copying(self) -> list[list[Callable[[], None]]]:
         """The running thread's groups of copies under way, the last still open."""
         return self.copies.setdefault(self.thread, [[]])
 
-    def enter(self, kernel: str, block: int, blocks: int) -> None:
+    def enter(self, kernel: str, block: int, blocks: int, secondary: bool) -> None:
         self.kernel, self.block, self.blocks, self.epoch, self.shared = kernel, block, blocks, 0, {}
-        self.copies = {}
+        self.copies, self.secondary, self.waited = {}, secondary, set()
 
     def fault(self, what: str) -> KernelFault:
         return KernelFault(f"{self.kernel}, block {self.block}, thread {self.thread}: {what}")
@@ -422,6 +433,7 @@ class Tensor:
     def place(self, offset: int) -> int:
         if not 0 <= offset < len(self.elements):
             raise self.state.fault(f"offset {offset} is outside tensor `{self.name}` {self.values.shape}")
+        self.state.touch(self.told)
         return int(offset)
 
     def __getitem__(self, offset: int) -> Any:
@@ -482,6 +494,10 @@ class _Cuda:
         for name in ("f64", "f32", "i64", "i32"):
             made[f"registers_{name}"] = partial(Local, self.state, cast=FUNCTIONS[name])
         made |= {"commit_copies": lambda: self.state.copying().append([])}
+        made |= {
+            "release_secondary": lambda: None,
+            "await_primary": lambda: self.state.waited.add(self.state.thread),
+        }
         made |= {f"wait_copies{n}": partial(self.wait, n) for n in range(4)}
         for name in ("f64", "f32", "i64", "i32", "u16"):
             made[f"view_{name}"] = lambda array, start, stop: array[start:stop]

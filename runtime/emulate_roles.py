@@ -209,6 +209,7 @@ class Block:
     def load_box(self, to: int, source: BoxMap, barrier: int, *at: int) -> None:
         if to % 1024:
             raise self.fault(f"a box goes to {to - START}, no multiple of 1024")
+        self.state.touch(source.tensor.told)
         addresses = self.swizzled(to, source.rows)
         self.write_words(addresses, np.full(addresses.shape, 0xFFFF, np.uint16))
         there, here = source.inside(at[::-1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tileloom.compiler.pipeline import Compilation, compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import CPU, SM_80, SM_90A
 from tileloom.compiler.tile_ir import TileModule
+from tileloom.compiler.tile_text import parse_module, print_module
 from tileloom.compiler.verify import verify_module
 from tileloom.runtime import emulate
 
@@ -114,6 +117,55 @@ def test_sizes_decide(text: str, sizes: dict[str, int], parts: int) -> None:
     told = [r for r in made.remarks if r.pass_name == "split"]
     assert len(told) == (parts > 1)
     assert all(f"over {parts} blocks" in r.message for r in told)
+
+
+DIVIDED = {"M": 16, "N": 8, "K": 16384}
+
+
+def test_a_merge_starts_early_and_waits() -> None:
+    """The second launch may start before the first has ended, where a target has that, and touches nothing before."""
+    made = compiled(PRODUCT, DIVIDED, "tile m by 16, n by 8, k by 16\nsplit k by 2", target=SM_90A)
+    assert [[a.name for a in p.attributes] for p in made.module.programs] == [["primary"], ["secondary"]]
+    assert verify_module(parse_module(print_module(made.module)), "split") is None
+    a, b = np.rint(drawn(16, 48)), np.rint(drawn(48, 8))
+    run = emulate.run_module(made.module, made.source, {"a": a, "b": b}, {})
+    assert np.array_equal(run["c"], 2 * a @ b)
+    with pytest.raises(emulate.KernelFault, match="touched while the launch before may still run"):
+        emulate.run_module(made.module, made.source.replace("await_primary()", "pass"), {"a": a, "b": b}, {})
+    for target in (SM_80, SM_90A):
+        source = compiled(
+            PRODUCT, DIVIDED, "tile m by 16, n by 8, k by 16\nsplit k by 2", target=target
+        ).source
+        assert ('"secondary": True' in source) == (target is SM_90A)
+        assert ("release_secondary()" in source) == (target is SM_90A)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="the extra `cuda` is not installed"
+)
+def test_the_driver_is_told_that_a_launch_starts_early() -> None:
+    from cuda.bindings import driver
+
+    from tileloom.runtime import cuda
+
+    kind = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert (
+        ctypes.sizeof(cuda.LaunchAttribute) == 72
+    )  # CUlaunchAttribute: an id, 4 bytes of padding, a union of 64 bytes
+    assert ctypes.sizeof(cuda.LaunchShape) == 56
+    early, plain = (cuda.LaunchShape.of(4, 128, 0, x) for x in (True, False))
+    assert (plain.attributes, plain.attribute_count) == (None, 0)
+    assert early.attribute_count == 1
+    told = cuda.LaunchAttribute.from_address(early.attributes or 0)
+    assert (told.kind, told.value) == (int(kind), 1)
+    made = compiled(PRODUCT, DIVIDED, "tile m by 16, n by 8, k by 16\nsplit k by 2", target=SM_90A)
+    variants = {p: {v.secondary for v in found} for p, found in cuda.variants(made.source).items()}
+    assert variants == {"product_parts": {False}, "product": {True}}
+    sass = cuda.machine_code(made.source, "product", SM_90A).sass
+    assert sass.index("ACQBULK") < sass.index("LDG")  # griddepcontrol.wait
+    assert (
+        "PREEXIT" in cuda.machine_code(made.source, "product_parts", SM_90A).sass
+    )  # griddepcontrol.launch_dependents
 
 
 def test_variants_are_told() -> None:

@@ -14,9 +14,11 @@ from ...dsl.types import DType, compute, promote
 from ..tensor_ir import COMPARISONS, FLOATING, LOGICAL
 
 INTRINSIC = re.compile(
-    r"(?<![.\w])(?:[a-z][a-z0-9_]*_(?:f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d)(?=\()"
+    r"(?<![.\w])(?:[a-z][a-z0-9_]*_(?:f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d|release_secondary|await_primary)(?=\()"
 )
-MEANT = re.compile(r".*_(f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d")
+MEANT = re.compile(
+    r".*_(f64|f32|f16|bf16|i64|i32|i16|i8|u16|u8)|commit_copies|wait_copies\d|release_secondary|await_primary"
+)
 """A name that looks like an intrinsic's."""
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from ...dsl.diagnostics import refuse
 from ...dsl.types import DType, compute
+from ..layouts import Primary, Secondary, find
 from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
@@ -317,6 +318,8 @@ class Kernel(Elements):
             told += f', "multiples": {dict(self.wide.multiples)!r}'
         if self.wide_tensors:
             told += f', "wide": {list(self.wide_tensors)!r}'
+        if find(self.program.attributes, Secondary) is not None:
+            told += ', "secondary": True'
         return (
             f'"{self.name}": {{"threads": {self.deal.threads}, "shared_bytes": {dynamic}, '
             f'"tasks": lambda {", ".join(self.extents.values())}: {count}{told}}}'
@@ -342,7 +345,7 @@ class Kernel(Elements):
         head = [f"@cuda.jit(launch_bounds=({self.deal.threads}, {self.resident}))", f"def {self.name}("]
         head += [f"    {p}," for p in self._parameters()]
         head.append("):")
-        body = [f"    {c}" for c in self._comments()]
+        body = [f"    {c}" for c in (*self._comments(), *self.launch_order())]
         body.append("    thread = i64(cuda.threadIdx.x)")
         body += [f"    {line}" for line in self._coordinate_lines()]
         for dtype, size in arenas.items():
@@ -354,6 +357,13 @@ class Kernel(Elements):
         for b in self.memory.all_buffers:
             body.append(f"    {b.name} = {arena_part(b)}")
         return [*head, *body, *self.text.out]
+
+    def launch_order(self) -> Iterator[str]:
+        """What a launch does that overlaps with the one before it or after it, before all else."""
+        if find(self.program.attributes, Primary) is not None:
+            yield "release_secondary()"
+        if find(self.program.attributes, Secondary) is not None:
+            yield "await_primary()"
 
     def _coordinate_lines(self) -> Iterator[str]:
         """Where the thread stands along the sides of the deal."""

@@ -230,7 +230,7 @@ class WarpgroupKernel(Results):
         head += [f"    {p}," for p in self._parameters()]
         head += [f'    {m}: "map",' for m in (*self.maps.values(), *self.output_maps.values())]
         head.append("):")
-        body = [*self._comments(), *self._opening()]
+        body = [*self._comments(), *self.launch_order(), *self._opening()]
         body += [f"if warpgroup == {self.warpgroups}:", f"    {self.name}_fewer()"]
         body += [f"    if thread == {THREADS * self.warpgroups}:"]
         body += [f"        {x}" for x in self.ring_lines()]

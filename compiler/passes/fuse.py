@@ -48,6 +48,11 @@ OVERESTIMATE = 40
 assembled without spills, were estimated 40 too high, more than any other kernel looked at."""
 
 
+ANOTHER_LAUNCH = 1.05
+"""By which one more launch beside products of warpgroups lengthens a prediction: results that leave while the next tile's
+products run cost less than predicted, and a launch drains and fills all multiprocessors."""
+
+
 @dataclass(frozen=True)
 class Fused:
     """A grouping carried through to tile programs."""
@@ -219,7 +224,9 @@ class _Search:
 
 def _preference(f: Fused) -> tuple[int, float]:
     """The least is best: no spills, then the least predicted time."""
-    return f.spilled, f.prediction.seconds
+    by_warpgroups = any(p.tier == "wgmma" for p in f.module.programs)
+    seconds = f.prediction.seconds
+    return f.spilled, seconds * ANOTHER_LAUNCH ** len(f.module.programs) if by_warpgroups else seconds
 
 
 def launches(f: Fused) -> tuple[tuple[str, Resources], ...]:
@@ -258,7 +265,8 @@ def _reason(
         why = (
             f"avoids {again - now:,.0f} operations done again" if again > now else "keeps each launch simple"
         )
-    return f"{what} {why}; the other choice is predicted {ratio:.2f} times as long"
+    more = ", to which its other launch adds" if fused and ratio < 1 else ""
+    return f"{what} {why}; the other choice is predicted {ratio:.2f} times as long{more}"
 
 
 def _remark(e: LedgerEntry, remarks: Remarks) -> None:

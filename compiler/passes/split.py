@@ -25,6 +25,7 @@ from ..schedule import stem
 from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
+    Attribute,
     AxisIndex,
     Carry,
     Cast,
@@ -102,7 +103,16 @@ def split(
         "merges their states",
         chain.visits[0].span,
     )  # fmt: skip
-    return split_into(program, cascade, axis.name, parts)
+    programs, scratch = split_into(program, cascade, axis.name, parts)
+    return (overlapped(programs) if target.has_dependent_launch else programs), scratch
+
+
+def overlapped(programs: tuple[TileProgram, ...]) -> tuple[TileProgram, ...]:
+    """The two programs of a split, whose second launch starts while the first one runs, and waits for its end."""
+    marks = (Attribute("primary"), Attribute("secondary"))
+    return tuple(
+        replace(p, attributes=(*p.attributes, mark)) for p, mark in zip(programs, marks, strict=True)
+    )
 
 
 def splittable(program: TileProgram, cascades: Sequence[Cascade]) -> set[str]:

@@ -541,6 +541,8 @@ def _effect(text: str) -> Any:
 
 
 commit_copies = _effect("cp.async.commit_group;")  # [9.7.9.25.3.2 cp.async.commit_group]
+release_secondary = _effect("griddepcontrol.launch_dependents;")  # [9.7.13.7 griddepcontrol], sm_90 or later
+await_primary = _effect("griddepcontrol.wait;")
 wait_copies0, wait_copies1, wait_copies2, wait_copies3 = (  # [9.7.9.25.3.3 cp.async.wait_group]
     _effect(f"cp.async.wait_group {n};") for n in range(4)
 )
