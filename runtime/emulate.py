@@ -28,6 +28,7 @@ from ..compiler.interpreter.elements import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.tile_ir import TileModule
 from ..dsl.types import DType
+from .intrinsics.coefficients import TANH_LIMIT, TANH_P, TANH_Q
 
 WARP = 32
 Array = np.ndarray[Any, Any]
@@ -700,6 +701,36 @@ def _pack(dtype: DType) -> Callable[[Any, Any], int]:
     return lambda low, high: FUNCTIONS[f"{dtype}_from_f32"](low) | FUNCTIONS[f"{dtype}_from_f32"](high) << 16
 
 
+def _reciprocal(x: Any) -> Any:
+    return np.float32(1) / np.float32(x)
+
+
+def flat_tanh(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:
+    """What `flat_tanh_f32` computes, on numbers or arrays; `exp2`, `reciprocal`: the instructions that are approximate."""
+    one = np.float32(1)
+    return one - np.float32(2) * reciprocal(one + exp2(y))
+
+
+def tanh_plus_one(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:
+    """What `tanh_plus_one_f32` computes."""
+    return np.float32(2) * reciprocal(np.float32(1) + exp2(y))
+
+
+def near_tanh(x: Any, reciprocal: Any = _reciprocal) -> Any:
+    """What `near_tanh_f32` computes."""
+    x = np.clip(x, np.float32(-TANH_LIMIT), np.float32(TANH_LIMIT))
+    p, q = (_polynomial(c, x * x) for c in (TANH_P, TANH_Q))
+    return x * p * reciprocal(q)
+
+
+def _polynomial(coefficients: Sequence[float], z: Any) -> Any:
+    """Σ c_i z^i by fused multiply-adds."""
+    total = np.float32(coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = np.float32(np.longdouble(z) * np.longdouble(total) + np.longdouble(np.float32(c)))
+    return total
+
+
 SIXTEEN = (DType.F16, DType.BF16)
 MOVED = [t for t in DType if t is not DType.BOOL]
 WIDTHS = (4, 8, 16)
@@ -720,6 +751,7 @@ FUNCTIONS: dict[str, Any] = {
     **{f"i{bits}_from_f{n}": _whole(bits) for bits in (32, 64) for n in (32, 64)},
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
     "reciprocal_f32": lambda x: np.float32(1) / np.float32(x), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
+    "flat_tanh_f32": flat_tanh, "tanh_plus_one_f32": tanh_plus_one, "near_tanh_f32": near_tanh,
     "select_f32": lambda condition, a, b: a if condition else b,
     "floordiv_i64": lambda a, b: a // b if b else 0,
     "mod_i64": lambda a, b: a % b if b else 0,

@@ -53,6 +53,7 @@ from ..tile_ir import (
 )
 from .deal import Deal, Layout, Spread
 from .loop_states import sums_in_parts
+from .near_functions import with_near_functions
 from .scalar_cuda import (
     Code,
     cast,
@@ -122,6 +123,7 @@ def kernels_of(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     """The kernels of a program by its tier and kind, the preferred first."""
     from . import mma, simt_product, wgmma  # which build on this module
 
+    program = with_near_functions(program)
     if program.tier == "mma":
         return mma.variants(program, target)
     if program.tier == "wgmma":
@@ -610,7 +612,7 @@ class Kernel(Elements):
 
     @contextmanager
     def sums_in_parts(self, loops: tuple[For, ...]) -> Iterator[None]:
-        """In loops that go on from one to the next, sums that may stay in a part for each thread do, and become whole after."""
+        """In loops in a row, sums that may stay in a part for each thread do, and become whole after them."""
         first, outer = loops[0], self.parted
         own: dict[str, Reduction | None] = {
             s.carries[i].name: None

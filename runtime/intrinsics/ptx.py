@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba.cuda import libdevice as _libdevice
 
 from ..cuda import boolean, f32, f64, i8, i16, i32, i64, intrinsic, pointer_to, types, u8, u16
+from .coefficients import TANH_LIMIT, TANH_P, TANH_Q
 
 libdevice: Any = _libdevice
 CONSTRAINT = {"i16": "h", "i32": "r", "i64": "l", "float": "f", "double": "d"}
@@ -297,6 +298,35 @@ near_exp2_f32 = _instruction(f32, (f32,), "ex2.approx.ftz.f32 $0, $1;")
 def near_exp_f32(x: Any) -> Any:
     """Relative error below 2^-22 + |x| 2^-24, 0 below 2^-126: for results that are rounded to 16 bits."""
     return near_exp2_f32(x * f32(1.4426950408889634))
+
+
+# the same with 0 for what is denormal
+_flat_reciprocal_f32 = _instruction(f32, (f32,), "rcp.approx.ftz.f32 $0, $1;")
+
+
+@_function(f32(f32))
+def flat_tanh_f32(y: Any) -> Any:
+    """tanh(x) of y = 2 x log2(e) as 1 - 2 / (1 + 2^y). Absolute error below 2^-20.8."""
+    return fma_f32(f32(-2.0), _flat_reciprocal_f32(f32(1.0) + near_exp2_f32(y)), f32(1.0))
+
+
+@_function(f32(f32))
+def tanh_plus_one_f32(y: Any) -> Any:
+    """1 + tanh(x) of y = -2 x log2(e) as 2 / (1 + 2^y). Relative error below 2^-20.8 + |y| 2^-24, 0 below 2^-125."""
+    return f32(2.0) * _flat_reciprocal_f32(f32(1.0) + near_exp2_f32(y))
+
+
+@_function(f32(f32))
+def near_tanh_f32(x: Any) -> Any:
+    """Relative error below 2^-18: for results that are rounded to 16 bits. Beyond the limit it is what it is there."""
+    x = f32(TANH_LIMIT) if x > f32(TANH_LIMIT) else x  # NaN stays
+    x = f32(-TANH_LIMIT) if x < f32(-TANH_LIMIT) else x
+    z = x * x
+    p = fma_f32(z, f32(TANH_P[3]), f32(TANH_P[2]))
+    p = fma_f32(z, fma_f32(z, p, f32(TANH_P[1])), f32(TANH_P[0]))
+    q = fma_f32(z, f32(TANH_Q[3]), f32(TANH_Q[2]))
+    q = fma_f32(z, fma_f32(z, q, f32(TANH_Q[1])), f32(TANH_Q[0]))
+    return x * p * _flat_reciprocal_f32(q)
 
 
 def _select(element: Any) -> Any:
