@@ -143,7 +143,8 @@ def row(file: str, name: str, tier: str) -> Row:
 # ---------------------------------------------------------------- mutants
 
 WAITS = (
-    "await_parity(", "arrive(", "expect_bytes(", "meet(", "announce(", "publish_shared(", "boxes_read_", "_settle_",
+    "await_parity(", "arrive(", "expect_bytes(", "meet(", "meet_warp(", "announce(", "publish_shared(", "boxes_read_",
+    "_settle_",
 )  # fmt: skip
 """Calls of a kernel of tier `wgmma` that order what runs at the same time."""
 PRODUCT = """kernel product<T: bf16>(a: T[M, K], b: T[N, K]) -> o: T[M, N] {
@@ -156,13 +157,13 @@ ATTENTION = """kernel attention<T: bf16>(q: T[H, M, D], k: T[H, N, D], v: T[H, N
 }
 """
 RINGS = "m by 64, n by 16\n stage k, v by 2"
-SEQUENCE = {"H": 1, "M": 192, "N": 75, "D": 16, "E": 16}
+SEQUENCE = {"H": 1, "M": 320, "N": 75, "D": 16, "E": 16}
 MUTATED: dict[str, tuple[str, str, dict[str, int]]] = {
     "product": (PRODUCT, "m by 64, n by 64, k by 64\n stage a, b by 2", {"M": 72, "N": 136, "K": 320}),
     "attention, full": (ATTENTION.replace("SET", ""), RINGS, SEQUENCE),
     "attention, causal": (ATTENTION.replace("SET", "| n <= m"), RINGS, SEQUENCE),
 }
-"""Text, lines of a schedule, and sizes: rings go round, and each of two blocks has more than one task."""
+"""Text, lines of a schedule, and sizes: rings go round: each of two blocks has two tasks or three."""
 
 
 @dataclass(frozen=True)

@@ -360,11 +360,11 @@ class Unskewed(Meaning):
 @dataclass(frozen=True)
 class Tasks(Meaning):
     """How blocks take tasks: `longest`, a block for each, the longest first; `turns`, one block a multiprocessor takes task
-    after task."""
+    after task; `balanced`, the same, the longest first, in rounds that run over the blocks forwards and backwards."""
 
     name = "tasks"
     places = PROGRAM
-    choices: ClassVar = {"order": ("longest", "turns")}
+    choices: ClassVar = {"order": ("balanced", "longest", "turns")}
     order: str
 
 

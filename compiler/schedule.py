@@ -11,8 +11,8 @@ from typing import Literal
 from ..dsl.source import Span
 
 Fuse = Literal["auto", "all", "none"]
-TaskOrder = Literal["longest", "turns"]
-MOST_SLOTS, LEAST_SLOTS = 16, 2
+TaskOrder = Literal["balanced", "longest", "turns"]
+MOST_SLOTS, LEAST_SLOTS = 16, 1
 """Of a ring, through which tiles of an operand come."""
 MOST_WARPGROUPS = 3
 """That compute; one more loads."""

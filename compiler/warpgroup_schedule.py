@@ -41,7 +41,7 @@ def check_roles(asked: Schedule, running: Mapping[str, wgmma.Choices], target: T
     for tensor, _ in (x for x in asked.stages if x[0] not in loaded):
         raise refuse(
             "E0915", f"`{tensor}` does not come through a ring", asked.spans.get(f"stage {tensor}"),
-            help=f"tensors whose tiles the loops of products read: {', '.join(sorted(loaded)) or 'none'}",
+            help=f"tensors whose tiles products read: {', '.join(sorted(loaded)) or 'none'}",
         )  # fmt: skip
     for name, found in running.items():
         if asked.warpgroups not in (None, found.warpgroups):
@@ -75,11 +75,12 @@ def lines_of(running: Mapping[str, wgmma.Choices]) -> dict[str, object]:
     every = list(running.values())
     if not every or any(replace(c, rings=every[0].rings) != every[0] for c in every):
         return {}
-    stages: dict[str, int] = {}
+    slots: dict[str, set[int]] = {}
     for tensor, count in (x for c in every for x in c.stages()):
-        stages[tensor] = min(count, stages.get(tensor, count))
+        slots.setdefault(tensor, set()).add(count)
+    stages = tuple((tensor, *counts) for tensor, counts in slots.items() if len(counts) == 1)
     return {
-        "warpgroups": every[0].warpgroups, "stages": tuple(stages.items()),
+        "warpgroups": every[0].warpgroups, "stages": stages,
         "skew": every[0].skewed if every[0].cascades else None,
-        "order": "longest" if every[0].longest_first else "turns",
+        "order": every[0].order,
     }  # fmt: skip

@@ -21,7 +21,7 @@ from .intrinsics.operands import ROW_BYTES, STEP, Operand, k_major, mn_major, pl
 START = 1024  # where shared memory starts: a multiple of the swizzle's period
 WARPGROUP = 128
 SLACK = 1 << 18  # addresses are told apart by 18 bits, as matrix descriptors hold them
-EVENTS = {"await_parity": "await", "meet": "meet", "store_matrices": "matrices"}
+EVENTS = {"await_parity": "await", "meet": "meet", "meet_warp": "warp", "store_matrices": "matrices"}
 FACTORIES = {"wgmma": "multiply", "settled": "settle"}
 Array = np.ndarray[Any, Any]
 
@@ -154,6 +154,7 @@ class Block:
             "expect_bytes": self.expect_bytes, "map_address": lambda x: x, "prefetch_map": lambda x: None,
             "commit_boxes": self.commit_boxes, "shared_start": lambda: START, "announce": self.announce,
             "publish_shared": lambda: self.unpublished.pop(self.state.thread, None), "uniform": int, "opaque": int,
+            "quotient": lambda a, b: int(a) // int(b),
             "matrix_address": lambda a: (int(a) & SLACK - 1) >> 4,
         }  # fmt: skip
         made |= {f"load_box_{n}d": self.load_box for n in range(1, 6)}
@@ -227,12 +228,15 @@ class Block:
     def store_box(self, target: BoxMap, source: int, *at: int) -> None:
         addresses = self.swizzled(source, target.rows)
         there, here = target.inside(at[::-1])
+        read = {int(a) for a in addresses.ravel()}
 
-        def leave() -> None:
-            read = {int(a) for a in addresses.ravel()}
+        def check() -> None:
             for thread, written in self.unpublished.items():
                 if written & read:
                     raise self.fault(f"a box leaves with what thread {thread} wrote and did not publish")
+
+        def leave() -> None:
+            check()
             words = self.read_words(addresses).reshape(target.box)
             other, me = target.writers[there], self.state.block
             if ((other >= 0) & (other != me)).any():
@@ -240,6 +244,7 @@ class Block:
             other[...] = me
             target.words()[there] = words[here]
 
+        check()
         self.leaving.setdefault(self.state.thread, [[]])[-1].append(leave)
 
     def commit_boxes(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,8 +55,9 @@ def test_lines_print_as_they_are_read() -> None:
     ("line", "message", "at"),
     [
         ("stage k by 17", "17 in `stage`: not possible", "17"),
-        ("stage k by 1", "1 in `stage`: not possible", "1"),
-        ("stage q by 2", "`q` is read once", "q"),
+        ("stage k by 0", "0 in `stage`: not possible", "0"),
+        ("stage k by 1", "`k` comes anew in each step of a loop; that takes 2 slots", "k"),
+        ("tile n by 256\nstage q by 6", "bytes of shared memory", "q"),
         ("stage x by 2", "`x` does not come through a ring", "x"),
         ("warpgroups 1 load + 4 compute", "4 of warpgroups that compute: not possible", "4"),
         ("warpgroups 2 load + 1 compute", "2 of warpgroups that load: not possible", "2"),
@@ -88,7 +91,10 @@ def test_lines_of_warpgroups_need_their_tier() -> None:
 def test_the_schedule_says_what_was_chosen_and_can_be_given_back() -> None:
     first = compiled("", sizes={"H": 8, "M": 4096, "N": 4096, "D": 64})
     text = print_schedule(first.schedule)
-    assert "warpgroups 1 load + 2 compute\n    stage k by 5, v by 5\n    skew all\n    order longest" in text
+    assert (
+        "warpgroups 1 load + 2 compute\n    stage q by 2, k by 5, v by 5\n    skew all\n    order balanced"
+        in text
+    )
     program = tl.parse(ATTENTION)
     again = compile_kernel(
         program["attention"], SM_90A, first.sizes, dtypes={"T": DType.F16}, schedule=parse_schedule(text)
@@ -96,8 +102,24 @@ def test_the_schedule_says_what_was_chosen_and_can_be_given_back() -> None:
     assert again.source == first.source
     told = [r.message for r in first.remarks if r.name == "roles"]
     assert told
-    assert "q by 1, k by 5, v by 5" in told[0]
-    assert "a block for each task, the longest first" in told[0]
+    assert "q by 2, k by 5, v by 5" in told[0]
+    assert "the longest first, in rounds forwards and backwards over blocks" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "order", "slots"),
+    [
+        (64, "balanced", {"q": 2, "k": 5, "v": 5}),
+        (128, "balanced", {"q": 2, "k": 2, "v": 2}),  # 65,536 bytes each, and 32,768 on their way out
+        (256, "balanced", {"q": 1, "k": 2, "v": 2}),
+        (128, "longest", {"q": 1, "k": 2, "v": 2}),
+    ],
+)
+def test_a_second_slot_for_the_next_task_where_there_is_room(
+    size: int, order: str, slots: dict[str, int]
+) -> None:
+    made = compiled(f"order {order}", sizes={"H": 8, "M": 4096, "N": 4096, "D": size})
+    assert dict(made.schedule.stages) == slots
 
 
 def test_few_rows_take_one_warpgroup() -> None:
@@ -113,8 +135,10 @@ def test_few_rows_take_one_warpgroup() -> None:
 VARIANTS = {
     "three warpgroups": "warpgroups 1 load + 3 compute",
     "slots": "stage k by 4, v by 2",
+    "one slot before the loop": "stage q by 1",
     "one step after the other": "skew none",
     "tasks in turn": "order turns",
+    "a block for each task": "order longest",
 }
 
 
@@ -132,6 +156,37 @@ def test_each_variant_gives_the_same_numbers(variant: str) -> None:
     s = np.where(np.tri(200, 80, dtype=bool), q @ k.T / 4, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
     assert np.abs(got - p / p.sum(-1, keepdims=True) @ v).max() < 2e-3
+
+
+def tasks_of_blocks(made: Compilation, sizes: dict[str, int], blocks: int) -> list[list[tuple[int, ...]]]:
+    """The head and the first row of every task, by block: the loader's own lines, run under CPython."""
+    lines = made.source[made.source.index("if thread == 256:") :].splitlines()
+    first = next(i for i, x in enumerate(lines) if "count = " in x)
+    last = next(i for i, x in enumerate(lines) if re.match(r" *h = ", x))
+    steps = [x for x in lines if re.match(r" *(task \+=|ahead = )", x)]
+    body = [*lines[first : last + 1], " " * 16 + "visited.append((h, m_0))", *steps[1:3]]
+    code = compile(textwrap.dedent("\n".join(body)), "loader", "exec")
+    found = []
+    for block in range(blocks):
+        cuda = SimpleNamespace(blockIdx=SimpleNamespace(x=block), gridDim=SimpleNamespace(x=blocks))
+        names: dict[str, Any] = {"cuda": cuda, "i64": int, "quotient": lambda a, b: a // b, "visited": []}
+        exec(code, names | sizes, visited := {"visited": names["visited"]})
+        found.append(visited["visited"])
+    return found
+
+
+@pytest.mark.parametrize(("length", "heads"), [(1024, 256), (4096, 64), (16384, 16), (1000, 3), (200, 1)])
+def test_balanced_rounds_visit_every_task_once_and_give_blocks_like_work(length: int, heads: int) -> None:
+    """A task costs as much as its loop has tiles, and two more; what comes last is short."""
+    sizes = {"H": heads, "M": length, "N": length, "D": 128}
+    given = tasks_of_blocks(compiled("tile m by 128, n by 128", sizes=sizes), sizes, 132)
+    tiles = -(-length // 128)
+    every = sorted(x for tasks in given for x in tasks)
+    assert every == [(h, 128 * m) for h in range(heads) for m in range(tiles)]
+    loads = [sum(m // 128 + 3 for _, m in tasks) for tasks in given]
+    if len(every) > 132:
+        assert max(loads) <= 1.035 * sum(loads) / 132
+        assert max(tasks[-1][1] for tasks in given) < length / 2
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -136,7 +136,7 @@ def test_without_a_wait_arrival_or_barrier_it_fails() -> None:
     want = emulate.run_module(module, source, inputs, {}, blocks=2)["o"]
     every = mutants(source, "g")
     missed = [m for m in every if _passes(module, m, inputs, want)]
-    assert len(every) >= 12
+    assert len(every) >= 11
     assert len(missed) <= len(every) // 10, "\n\n".join(missed)
 
 
@@ -225,8 +225,8 @@ def test_products_with_a_softmax_between(case: str) -> None:
 
 
 def test_of_a_skewed_loop_without_a_wait() -> None:
-    """Every sixth of the waits, arrivals and barriers, left out; so few slots that rings go round."""
-    sizes = {"H": 1, "G": 1, "M": 192, "N": 187, "D": 16, "E": 16}
+    """Every sixth of the waits, arrivals and barriers, left out; rings go round, that of queries in a block's third task."""
+    sizes = {"H": 1, "G": 1, "M": 320, "N": 187, "D": 16, "E": 16}
     tiles = "m by 64, n by 16\n stage k, v by 6"
     made, inputs = attention(PRODUCT, "| n <= m", tiles, sizes), attention_inputs(sizes)
     want = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=2)["o"]

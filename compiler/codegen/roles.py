@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...dsl.types import DType
-from ..layouts import Tasks, find
 from ..target import CudaTarget
 from ..tile_ir import (
     AxisIndex,
@@ -32,12 +31,11 @@ from .mma import Unfit
 from .scalar_cuda import Code, convert
 from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
-from .staging import BARRIER_BYTES, CHUNK, Ring, Staging, staging
-from .warpgroup_exponentials import RowExponentials
+from .staging import BARRIER_BYTES, CHUNK, Output, Ring, Staging, staging
 from .warpgroup_form import Steps, steps_of
+from .warpgroup_tasks import TaskRounds
 
 ROWS = 64  # of a tile, one warpgroup
-CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
 MODULES = {
     "mbarrier": ("arrive", "await_parity", "expect_bytes", "publish_barriers", "start_barrier"),
     "tma": (
@@ -45,20 +43,22 @@ MODULES = {
         *(f"{way}_box_{n}d" for way in ("load", "store") for n in range(1, 6)),
     ),
     "warpgroup": (
-        "announce", "fewer_registers", "meet", "more_registers", "opaque", "publish_shared", "shared_start",
-        "store_matrices", "uniform",
+        "announce", "fewer_registers", "meet", "meet_warp", "more_registers", "opaque", "publish_shared", "quotient",
+        "shared_start", "store_matrices", "uniform",
     ),
     "operands": ("k_major", "mn_major"),
     "wgmma": ("matrix_address", "settled", "wgmma"),
 }  # fmt: skip
 """The functions of generated source by the module of `runtime/intrinsics` that has them."""
 WORDS = frozenset(n for names in MODULES.values() for n in names)
-OURS = frozenset({"leader", "output", "shared", "warpgroup", "matrix_column", "matrix_row", "matrix_turn"})
+OURS = frozenset({
+    "ahead", "first_lane", "leader", "output", "shared", "warp", "warpgroup", "matrix_column", "matrix_row", "matrix_turn",
+})  # fmt: skip
 REGISTERS = {1: (56, 240), 2: (56, 224), 3: (32, 160)}
 """Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
 
 
-class Role(RowExponentials):
+class Role(TaskRounds):
     """One role of a kernel."""
 
     tier = "wgmma"
@@ -80,13 +80,21 @@ class Role(RowExponentials):
         self.places: dict[Expr, str] = {}  # subscripts computed before a loop
 
     def _staged(self) -> Staging:
-        return staging(self.program, self.tiles, self.target, self.warpgroups, self._output_bytes())
+        output = Output(self.warpgroups, self._output_chunks())
+        in_turn = self.order() != "longest"
+        return staging(self.program, self.tiles, self.target, output, in_turn)
 
-    def _output_bytes(self) -> int:
-        """Shared memory of a warpgroup for results on their way out: two chunks of 64 rows and columns."""
+    def _output_chunks(self) -> int:
+        """Chunks of the widest result that leaves through shared memory."""
         out = {p.name for p in self.program.params if p.mode != "in" and p.dtype in (DType.F16, DType.BF16)}
-        stored = [s for s in statements(self.program.body) if isinstance(s, Store) and s.tensor in out]
-        return 2 * ROWS * CHUNK * 2 if stored else 0
+        columns = [
+            self.tiles[x.axis]
+            for s in statements(self.program.body)
+            if isinstance(s, Store) and s.tensor in out
+            for x in s.subscripts[-1:]
+            if isinstance(x, AxisIndex) and x.axis in self.tiles
+        ]
+        return -(-max(columns, default=0) // CHUNK)
 
     def dealt(self, demands: list[Demand]) -> Deal:
         return warpgroup_deal(demands, self.tiles, self.warpgroups)
@@ -97,47 +105,6 @@ class Role(RowExponentials):
     def note(self, barrier_due: bool) -> None:
         if barrier_due:
             raise Unfit("a value goes from thread to thread through shared memory")
-
-    # ------------------------------------------------------------ tasks
-
-    def uneven(self) -> bool:
-        """Has each task a block of its own? As stated, else where tasks differ in length, because a loop's bounds depend on
-        where the tile lies."""
-        stated = find(self.program.attributes, Tasks)
-        if stated is not None:
-            return stated.order == "longest"
-        return any(isinstance(s, For) and s.axis.hi is not None for s in statements(self.program.body))
-
-    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
-        """Tasks of unequal length: the last tiles, whose loops are often the longest, first, of as many other indices
-        together as fit into the level 2 cache with what their loops read."""
-        if not self.uneven() or axes[-1].tile is None or any(a.tile is not None for a in axes[:-1]):
-            super()._task_indices(axes, counts)
-            return
-        last, others = axes[-1], " * ".join(counts[:-1]) or "1"
-        together = self.assign(
-            "together",
-            Code(f"min(max({CACHED_BYTES} // max({self._looped_bytes()}, 1), 1), {others})", DType.I64),
-        )
-        group = self.assign("group", Code(f"task // ({together} * {counts[-1]}) * {together}", DType.I64))
-        inside = self.assign("inside", Code(f"task % ({together} * {counts[-1]})", DType.I64))
-        some = self.assign("some", Code(f"min({others} - {group}, {together})", DType.I64))
-        self.text.line(
-            f"{self.axis_names[last.name].first} = ({counts[-1]} - 1 - {inside} // {some}) * {last.tile}"
-        )
-        rest = self.assign("rest", Code(f"{group} + {inside} % {some}", DType.I64))
-        for i in range(len(axes) - 2, -1, -1):
-            name = self.axis_names[axes[i].name].index
-            self.text.line(f"{name} = {rest} % {counts[i]}" if i else f"{name} = {rest}")
-            rest = self.assign("rest", Code(f"{rest} // {counts[i]}", DType.I64)) if i else rest
-
-    def _looped_bytes(self) -> str:
-        """What the loops of one task read, at most."""
-        rows: dict[str, int] = {}
-        for b in (b for r in self.staging.rings if r.looped for b in r.boxes):
-            rows[b.row] = rows.get(b.row, 0) + 2 * b.columns
-        found = [f"{self.emit(self.axes[a].extent, NOWHERE).operand} * {n}" for a, n in rows.items()]
-        return " + ".join(found) or "1"
 
     # ------------------------------------------------------------ rings
 

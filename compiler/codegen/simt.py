@@ -500,12 +500,16 @@ class Kernel(Elements):
         counts = [self._count(a) for a in g.axes]
         if len(counts) > 1:
             counts = [c if c.isidentifier() else self.assign("count", Code(c, DType.I64)) for c in counts]
+        self.before_tasks(g.axes, counts)
         with self.tasks(" * ".join(counts) or "1"):
             self._task_indices(g.axes, counts)
             self.live.update({a.name: a for a in g.axes})
             self.block(g.body)
             for a in g.axes:
                 del self.live[a.name]
+
+    def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """Emit what decoding a task's number needs of all tasks."""
 
     @contextmanager
     def tasks(self, count: str) -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 A tile that products read is one box for each 64 of its columns: all its rows, 128 bytes each, swizzled. Boxes that one
 product (or several that share an operand) reads at a step of a loop form a ring: so many slots, each with a barrier that
-says "full" and one that says "empty". Tiles read before a loop form rings of one slot. A loop that goes on where another
-of the same axis ended reads through the same rings.
+says "full" and one that says "empty". Tiles read before a loop form rings of two slots where there is room, so that those
+of a block's next task come while it computes, else of one. A loop that goes on where another of the same axis ended reads
+through the same rings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...dsl.types import DType
@@ -40,6 +41,7 @@ MOST_RANKS = 5
 MOST_STAGES, LEAST_STAGES = 16, 2
 BARRIER_BYTES = 8
 ALIGNMENT = 1024  # of a box: the swizzle repeats every 8 rows
+OUTPUT_BYTES = 64 * ROW_BYTES  # of a warpgroup's chunk of a result on its way out
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,13 @@ class Ring:
 
 @dataclass(frozen=True)
 class Staging:
-    """`output` is where results wait to be stored, `output_bytes` a warpgroup's share of it; `names` says which tile of the
+    """`output` is where results wait to be stored, so many chunks of each warpgroup; `names` says which tile of the
     program is which box."""
 
     rings: tuple[Ring, ...]
     names: dict[str, Load]
     output: int
-    output_bytes: int
+    output_chunks: int
     bytes: int
 
     def ring(self, load: Load) -> Ring:
@@ -110,10 +112,28 @@ class Staging:
         return next(b for r in self.rings for b in r.boxes if b.load == load)
 
 
+@dataclass(frozen=True)
+class Output:
+    """Results on their way out: so many chunks of each warpgroup."""
+
+    warpgroups: int
+    chunks: int
+
+    def bytes(self, chunks: int) -> int:
+        """Of shared memory, so many chunks at once."""
+        return self.warpgroups * chunks * OUTPUT_BYTES
+
+    @property
+    def fewest(self) -> int:
+        """One chunk is filled while the other leaves."""
+        return min(self.chunks, 2)
+
+
 def staging(
-    program: TileProgram, tiles: dict[str, int], target: CudaTarget, warpgroups: int, output_bytes: int
+    program: TileProgram, tiles: dict[str, int], target: CudaTarget, output: Output, tasks_in_turn: bool
 ) -> Staging:
-    """The staged tiles of a program and their places. Raises `Unfit`."""
+    """The staged tiles of a program and their places. `tasks_in_turn`: does a block take one task after another? Raises
+    `Unfit`."""
     names = _operand_tiles(program)
     looped = {
         s.name
@@ -132,7 +152,11 @@ def staging(
     ]
     wanted = {x.tensor: x.count for x in find_all(program.attributes, Slots)}
     ordered = [stated(r, wanted) for r in sorted(rings, key=lambda r: r.looped)]
-    return _placed(ordered, names, target, warpgroups * output_bytes, output_bytes)
+    room = target.shared_per_block_bytes - ALIGNMENT
+    slotted = _with_slots(ordered, target, output.bytes(output.fewest), tasks_in_turn)
+    left = room - sum(r.stages * r.slot_bytes for r in slotted)
+    chunks = output.chunks if output.bytes(output.chunks) <= left else output.fewest
+    return _placed(slotted, names, output, chunks)
 
 
 def stated(r: Ring, wanted: Mapping[str, int]) -> Ring:
@@ -142,8 +166,10 @@ def stated(r: Ring, wanted: Mapping[str, int]) -> Ring:
         raise Unfit(
             f"`{'`, `'.join(b.load.tensor for b in r.boxes)}` come through one ring; it has one number of slots"
         )
-    if counts and not r.looped:
-        raise Unfit(f"`{r.boxes[0].load.tensor}` is read once for each tile of the result; it needs one slot")
+    if r.looped and counts and min(counts) < LEAST_STAGES:
+        raise Unfit(
+            f"`{r.boxes[0].load.tensor}` comes anew in each step of a loop; that takes {LEAST_STAGES} slots"
+        )
     return replace(r, stages=counts.pop(), fixed=True) if counts else r
 
 
@@ -241,33 +267,37 @@ def box(load: Load, program: TileProgram, tiles: dict[str, int]) -> Box:
     return Box(load, row, column, tiles[row], tiles[column], (*sizes, CHUNK))
 
 
-def _placed(
-    rings: Iterable[Ring], names: dict[str, Load], target: CudaTarget, output_bytes: int, each: int
-) -> Staging:
-    """As many slots as fit, for each ring of a loop the same number."""
-    rings = list(rings)
-    fixed = sum(r.stages * r.slot_bytes for r in rings if not r.looped or r.fixed) + output_bytes
-    step = sum(r.slot_bytes for r in rings if r.looped and not r.fixed)
+def _with_slots(rings: list[Ring], target: CudaTarget, output_bytes: int, tasks_in_turn: bool) -> list[Ring]:
+    """Two slots for each ring of a loop; then a second one for rings before a loop, where a block has a next task; then as
+    many as fit for rings of loops, the same number for each."""
     for b in (b for r in rings for b in r.boxes if b.chunk_bytes % ALIGNMENT):
         raise Unfit(f"the tile of `{b.load.tensor}` has {b.rows} rows; boxes have multiples of 8")
+    fixed = sum(r.stages * r.slot_bytes for r in rings if r.fixed) + output_bytes
+    before = sum(r.slot_bytes for r in rings if not r.looped and not r.fixed)
+    step = sum(r.slot_bytes for r in rings if r.looped and not r.fixed)
     room = target.shared_per_block_bytes - fixed - ALIGNMENT
-    stages = min(MOST_STAGES, room // step) if step else 1
-    if room < 0 or (stages < LEAST_STAGES and step):
+    if before + LEAST_STAGES * step > room:
         raise Unfit(
-            f"its rings need {LEAST_STAGES * step + fixed + ALIGNMENT} bytes of shared memory with "
+            f"its rings need {LEAST_STAGES * step + before + fixed + ALIGNMENT} bytes of shared memory with "
             f"{LEAST_STAGES} slots each where none are stated; {target.name} has {target.shared_per_block_bytes}"
         )
+    early = 2 if tasks_in_turn and 2 * before + LEAST_STAGES * step <= room else 1
+    stages = min(MOST_STAGES, (room - early * before) // step) if step else 1
+    return [r if r.fixed else replace(r, stages=stages if r.looped else early) for r in rings]
+
+
+def _placed(rings: list[Ring], names: dict[str, Load], output: Output, chunks: int) -> Staging:
+    """Slots one after another, then results on their way out, then barriers."""
     start, placed = 0, []
     for r in rings:
-        r = replace(r, stages=r.stages if r.fixed else stages if r.looped else 1, start=start)
-        placed.append(r)
+        placed.append(replace(r, start=start))
         start += r.stages * r.slot_bytes
-    output, start = start, start + output_bytes
+    leaving, start = start, start + output.bytes(chunks)
     final = []
     for r in placed:
         final.append(replace(r, barriers=start))
         start += 2 * BARRIER_BYTES * r.stages
-    return Staging(tuple(final), names, output, each, start)
+    return Staging(tuple(final), names, leaving, chunks, start)
 
 
 def computed(e: Expr) -> Expr:

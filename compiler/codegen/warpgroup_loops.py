@@ -5,7 +5,7 @@ computes between two products (a *cascade*) is skewed: it starts the products th
 step together with those that are added to a state (the *trails*) of the step before, whose computed operand has waited in
 registers; then come the step's elementwise work and reductions, while the trails still run. A loop that goes on where
 another of the same axis ended, with its states, goes on with its trails too: nothing drains between full and partial tiles.
-Two computing warpgroups take turns at starting their products, so that one computes while the other's products run.
+Computing warpgroups take turns at starting their products, so that one computes while another's products run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .staging import Ring, dots
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
 from .warpgroup_products import InRing, Products
 
-TURNS = 8  # the first of two named barriers
+TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Loops(Products):
         for x in s.body:
             if isinstance(x, Let) and x.name in self.staging.names:
                 self.let(x)
-        takes_turns = starts_trails and self.warpgroups == 2 and bool(cascade.leads) and bool(cascade.trails)
+        takes_turns = starts_trails and self.warpgroups > 1 and bool(cascade.leads) and bool(cascade.trails)
         if takes_turns:
             self.text.line(f"meet({TURNS} + warpgroup, 256)")
         for lead in cascade.leads:
@@ -264,7 +264,7 @@ class Loops(Products):
         if starts_trails:
             self.start_trails(s, cascade, packed)
         if takes_turns:
-            self.text.line(f"announce({TURNS} + (warpgroup ^ 1), 256)")
+            self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
         self.shifts = {}
         if s.axis.name not in self.full:
             for spread in dict.fromkeys(
@@ -286,6 +286,10 @@ class Loops(Products):
         self.finish()
         self.limits = {}
         self.values, self.types = values, types
+
+    def _next_warpgroup(self) -> str:
+        last = self.warpgroups - 1
+        return "(warpgroup ^ 1)" if last == 1 else f"(warpgroup + 1 if warpgroup < {last} else 0)"
 
     def _spreads(self, lead: Let, axis: str) -> list[Spread]:
         return [self.deal.layout(lead.type.axes).spread(axis)] if axis in lead.type.axes else []

@@ -1,18 +1,22 @@
-"""Results of tier `wgmma` on their way out: through shared memory and the copy engine where they are 16 bits wide."""
+"""Results of tier `wgmma` on their way out: through shared memory and the copy engine where they are 16 bits wide.
+
+Each warp has its own 16 rows of a warpgroup's 64, its own place for them, and boxes of its own: no warp waits for another.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ...dsl.types import DType
 from ..tile_ir import AxisIndex, Cast, Expr, Stmt, Store, subexpressions
 from .deal import Layout
-from .roles import ROWS
 from .simt_source import Point
-from .staging import CHUNK, ROW_BYTES
+from .staging import CHUNK, OUTPUT_BYTES
 from .warpgroup_loops import Loops
 from .warpgroup_products import STEP
 
-FIRST_BARRIER = 1  # named barriers of the warpgroups; 0 is the block's
-THREADS = 128  # of a warpgroup
+WARP_ROWS = 16  # of a warpgroup's 64, those whose sums a warp has
+WARPS = 4  # of a warpgroup
 
 
 class Results(Loops):
@@ -80,7 +84,8 @@ class Results(Loops):
         return [*starts[:-1], columns - CHUNK] if columns > CHUNK and columns % 8 == 0 else []
 
     def store_boxes(self, s: Store, box: tuple[str, str]) -> None:
-        """A chunk of 64 columns at a time: into the warpgroup's shared memory, then out by the copy engine."""
+        """Chunks of 64 columns: into the warp's shared memory, then out by the copy engine; one after the other where there
+        is no room for all at once."""
         row, column = box
         value = self.materialise(s.value)
         layout = self.deal.layout((row, column))
@@ -88,32 +93,41 @@ class Results(Loops):
         param = self.program.param(s.tensor)
         self.output_maps.setdefault(s.tensor, self.names.fresh(f"{s.tensor}_map"))
         self.output_sizes[s.tensor] = (
-            *(ROWS if x == AxisIndex(row) else 1 for x in s.subscripts[:-1]),
+            *(WARP_ROWS if x == AxisIndex(row) else 1 for x in s.subscripts[:-1]),
             CHUNK,
         )
         if isinstance(value, Cast) and value.dtype is param.dtype:
             value = value.arg  # packing rounds
-        for chunk, start in enumerate(self._chunk_starts(column)):
-            self.text.line("if leader:")
-            self.text.line(
-                f"    boxes_read_{min(chunk, 1)}()"
-            )  # two buffers, the first free for the first chunk
-            self.text.line(f"meet({FIRST_BARRIER} + warpgroup, {THREADS})")
-            buffer = f"output + {(chunk & 1) * ROWS * ROW_BYTES}"
-            self._fill_chunk(value, layout, row, column, start, buffer, param.dtype)
-            self.text.line("publish_shared()")
-            self.text.line(f"meet({FIRST_BARRIER} + warpgroup, {THREADS})")
-            where = self.box_place(
-                s.subscripts, start, row, f"warpgroup * {ROWS}" if self.warpgroups > 1 else ""
-            )
-            self.text.line("if leader:")
-            self.text.line(
-                f"    store_box_{len(param.shape)}d({self.output_maps[s.tensor]}_at, {buffer}, {where})"
-            )
-            self.text.line("    commit_boxes()")
+        chunks = [(start, self._place(number)) for number, start in enumerate(self._chunk_starts(column))]
+        at_once = len(chunks) <= self.staging.output_chunks
+        for number, part in enumerate([chunks] if at_once else [[c] for c in chunks]):
+            self._read_from(min(number, self.staging.output_chunks - 1))
+            for start, place in part:
+                self._fill_chunk(value, layout, row, column, start, place, param.dtype)
+            self._leave(s, part, row)
+
+    def _read_from(self, left: int) -> None:
+        """Wait until all but so many groups of boxes have been read. The other lanes wait at their next matrix."""
+        self.text.line("if first_lane:")
+        self.text.line(f"    boxes_read_{left}()")
+
+    def _leave(self, s: Store, chunks: Iterable[tuple[int, str]], row: str) -> None:
+        """Each of these chunks as a box of the warp."""
+        self.text.line("publish_shared()")
+        self.text.line("meet_warp()")
+        self.text.line("if first_lane:")
+        for start, place in chunks:
+            where = self.box_place(s.subscripts, start, row, f"warp * {WARP_ROWS}")
+            to = f"{self.output_maps[s.tensor]}_at, {place}, {where}"
+            self.text.line(f"    store_box_{len(s.subscripts)}d({to})")
+        self.text.line("    commit_boxes()")
+
+    def _place(self, number: int) -> str:
+        """Where a chunk waits."""
+        return f"output + {number % self.staging.output_chunks * OUTPUT_BYTES // WARPS}"
 
     def _fill_chunk(
-        self, value: Expr, layout: Layout, row: str, column: str, start: int, buffer: str, dtype: DType
+        self, value: Expr, layout: Layout, row: str, column: str, start: int, place: str, dtype: DType
     ) -> None:
         """Four blocks of 16 columns, each four 8 x 8 matrices: two of rows, two of columns."""
         left = min(CHUNK, self.tiles[column] - start)
@@ -137,7 +151,7 @@ class Results(Loops):
                     self.text.line(f"{word} = pack_{dtype}({', '.join(pair)})")
                     words.append(word)
             unit = f"((2 * {quarter} + matrix_column) ^ matrix_turn) << 4"
-            self.text.line(f"store_matrices({buffer} + matrix_row + ({unit}), {', '.join(words)})")
+            self.text.line(f"store_matrices({place} + matrix_row + ({unit}), {', '.join(words)})")
 
     def _point(self, value: Expr, at: Point) -> None:
         """Index and existence of the axes that an element's code names."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from ...dsl.diagnostics import TileError
 from ...dsl.types import DType
 from ..layouts import Unskewed, find
+from ..schedule import TaskOrder
 from ..target import CudaTarget
 from ..tile_ir import Dot, For, Grid, Let, TileProgram, TileType, statements, subexpressions
 from . import mma
@@ -26,14 +27,19 @@ from .roles import MODULES, REGISTERS, ROWS, Loader
 from .simt import Kernel
 from .simt_elements import Wide
 from .simt_source import plain
-from .staging import BARRIER_BYTES
+from .staging import BARRIER_BYTES, OUTPUT_BYTES, ROW_BYTES
 from .streams import facts_of, tile_multiples
 from .tile_types import contexts, is_product, tile_axes
 from .warpgroup_form import prepared
 from .warpgroup_loops import TURNS
-from .warpgroup_results import Results
+from .warpgroup_results import WARPS, Results
 
 THREADS = 128  # of a warpgroup
+ORDERS: dict[TaskOrder, str] = {
+    "balanced": "one block a multiprocessor takes tasks, the longest first, in rounds forwards and backwards over blocks",
+    "longest": "a block for each task, the longest first",
+    "turns": "one block a multiprocessor takes tasks in turn, those that share tiles together",
+}
 
 
 def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
@@ -54,34 +60,29 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, whether tasks have a
-    block each, and whether it has loops that compute between products, with their order."""
+    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, how blocks take
+    tasks, and whether it has loops that compute between products, with their order."""
 
     warpgroups: int
-    rings: tuple[tuple[tuple[str, ...], int, bool], ...]
-    longest_first: bool
+    rings: tuple[tuple[tuple[str, ...], int], ...]
+    order: TaskOrder
     cascades: bool
     skewed: bool
 
     def stages(self) -> tuple[tuple[str, int], ...]:
-        """Of the rings of loops."""
-        return tuple((t, n) for tensors, n, looped in self.rings if looped for t in tensors)
+        """Of each tensor's ring."""
+        return tuple((t, n) for tensors, n in self.rings for t in tensors)
 
     def told(self) -> str:
-        rings = ", ".join(f"{' and '.join(tensors)} by {n}" for tensors, n, _ in self.rings)
+        rings = ", ".join(f"{' and '.join(tensors)} by {n}" for tensors, n in self.rings)
         steps = (
             "a step's first products start with the last step's second ones"
             if self.skewed
             else ("a step's products end before the next step's start")
         )
-        tasks = (
-            "a block for each task, the longest first"
-            if self.longest_first
-            else ("one block a multiprocessor takes tasks in turn, those that share tiles together")
-        )
         return (
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
-            f"{f'{steps}; ' if self.cascades else ''}{tasks}"
+            f"{f'{steps}; ' if self.cascades else ''}{ORDERS[self.order]}"
         )
 
 
@@ -90,15 +91,14 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     ready = prepared(program)
     loader = Loader(ready, target, Wide(1, ()), "", _warpgroups(ready))
     rings = tuple(
-        (tuple(dict.fromkeys(b.load.tensor for b in r.boxes)), r.stages, r.looped)
-        for r in loader.staging.rings
+        (tuple(dict.fromkeys(b.load.tensor for b in r.boxes)), r.stages) for r in loader.staging.rings
     )
     loops = [s for s in statements(ready.body) if isinstance(s, For)]
     cascades = any(
         not all(isinstance(x, Let) and x.name in loader.staging.names for x in s.body) for s in loops
     )
     skewed = cascades and find(program.attributes, Unskewed) is None
-    return Choices(loader.warpgroups, rings, loader.uneven(), cascades, skewed)
+    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed)
 
 
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
@@ -206,7 +206,9 @@ class WarpgroupKernel(Results):
             (t, self.output_sizes[t]) for t in self.output_maps
         ]
         told += f', "wide": {list(self.wide_tensors)!r}, "maps": {maps!r}'
-        if not self.uneven():  # else a block for each task: the device gives the next to the first that ends
+        if (
+            self.order() != "longest"
+        ):  # else the device gives the next task to the multiprocessor that is free
             told += ', "blocks_per_sm": 1'
         return (
             f'"{self.name}": {{"threads": {THREADS * (self.warpgroups + 1)}, "shared_bytes": {self.staging.bytes}, '
@@ -238,7 +240,7 @@ class WarpgroupKernel(Results):
         rest = ["else:", f"    {self.name}_more()", *(f"    {x}" for x in self._compute_opening())]
         lines += [f"    {x}" for x in rest] + [f"    {x}" for x in self.text.out]
         if self.output_maps:
-            lines += ["        if leader:", "            boxes_read_0()"]
+            lines += ["        if first_lane:", "            boxes_read_0()"]
         return [*made, "", "", *head, *lines]
 
     def _comments(self) -> Iterator[str]:
@@ -270,11 +272,14 @@ class WarpgroupKernel(Results):
             if r.looped and r.stages > 1:
                 yield f"{self.ring_names[r]}_before = i32(0)"
         if any(f"meet({TURNS} + warpgroup" in x for x in self.text.out):
-            yield "if warpgroup == 1:"
+            yield f"if warpgroup == {self.warpgroups - 1}:"
             yield f"    announce({TURNS}, 256)"
         if self.output_maps:
-            yield f"output = i32(shared + {self.staging.output} + warpgroup * {self.staging.output_bytes})"
-            yield "matrix_row = i32(((thread >> 5 & 3) * 16 + (thread & 15)) * 128)"
+            yield "first_lane = thread & 31 == 0"
+            yield "warp = uniform(i32(thread >> 5))"
+            place = self.staging.output_chunks * OUTPUT_BYTES // WARPS
+            yield f"output = i32(shared + {self.staging.output} + warp * {place})"
+            yield f"matrix_row = i32((thread & 15) * {ROW_BYTES})"
             yield "matrix_column = i32(thread >> 4 & 1)"
             yield "matrix_turn = i32(thread & 7)"
 

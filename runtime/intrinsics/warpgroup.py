@@ -41,6 +41,7 @@ def fewer_registers(count: int) -> Any:
 
 shared_start = _shared_start()
 meet = instruction(None, (i32, i32), "barrier.sync $0, $1;")  # [9.7.13.1 barrier]: number, threads
+meet_warp = instruction(None, (), "bar.warp.sync 0xffffffff;")  # [9.7.13.2 bar.warp.sync]
 announce = instruction(None, (i32, i32), "barrier.arrive $0, $1;")  # the same without waiting
 # [9.7.13.4 fence]: what a thread wrote to shared memory is seen by the matrix units and by asynchronous copies
 publish_shared = instruction(None, (), "fence.proxy.async.shared::cta;")
@@ -48,6 +49,8 @@ publish_shared = instruction(None, (), "fence.proxy.async.shared::cta;")
 uniform = instruction(i32, (i32,), "redux.sync.or.b32 $0, $1, 0xffffffff;")
 # hides where a counter comes from, for otherwise NVVM unrolls the loop
 opaque = instruction(i32, (i32,), "mov.b32 $0, $1;", effect=False)
+# [9.7.1.8 div]: of numbers below 2^31, in a fraction of the instructions that 64 bits take
+quotient = instruction(i32, (i32, i32), "div.u32 $0, $1, $2;", effect=False)
 # [9.7.14.5.16 stmatrix]: four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row
 store_matrices = instruction(
     None, (i32, i32, i32, i32, i32), "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"

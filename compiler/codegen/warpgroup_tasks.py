@@ -1,0 +1,176 @@
+"""Which tasks a block of tier `wgmma` takes, in which order, and where a task's tile lies.
+
+One block runs on a multiprocessor. It takes tasks of one length in turn (`turns`), groups of rows of a product together,
+which read the same tiles. Tasks whose loops differ in length, as under a causal mask, are sorted by length first, as many
+of them together as read what fits into the level 2 cache. They are then dealt out to blocks in rounds that run over the
+blocks forwards and backwards (`balanced`): who got the longest of one round gets the shortest of the next. For that the
+lengths have to change little from task to task, so groups fall and rise in turn, and the last one falls: the tasks that no
+whole round takes are then the shortest. Where lengths depend on a tensor, nothing sorts them: each task has a block of its
+own, and the device gives the next to the first multiprocessor that is free (`longest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from ...dsl.types import DType
+from ..layouts import Tasks, find
+from ..schedule import TaskOrder
+from ..tile_ir import Expr, For, Grid, Load, LoopAxis, Name, statements, subexpressions
+from .scalar_cuda import Code
+from .simt_source import NOWHERE, grouped
+from .staging import Staging
+from .streams import GROUP
+from .warpgroup_exponentials import RowExponentials
+from .warpgroup_form import scalar_values
+
+CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Variables of a kernel whose tasks are sorted by length: how many indices the axes before the last have, how many of
+    them come together, the tasks and the number of such groups ("" where all of them fall)."""
+
+    others: str
+    together: str
+    tasks: str
+    groups: str
+
+
+class TaskRounds(RowExponentials):
+    """The tasks of a kernel. Their numbers are divided in 32 bits: each task starts with several divisions, and those of 64
+    bits take four times as long."""
+
+    staging: Staging
+
+    # ------------------------------------------------------------ the order
+
+    def order(self) -> TaskOrder:
+        """As stated, else by what the lengths of loops depend on."""
+        stated = find(self.program.attributes, Tasks)
+        if stated is not None:
+            return cast(TaskOrder, stated.order)
+        loops = [s.axis for s in statements(self.program.body) if isinstance(s, For)]
+        bounds = [x for a in loops if a.hi is not None for x in (a.lo, a.hi) if x is not None]
+        if not bounds:
+            return "turns"
+        grid = next(s for s in self.program.body if isinstance(s, Grid))
+        known = not any(map(self._from_memory, bounds))
+        return "balanced" if known and _by_length(grid.axes) else "longest"
+
+    def _from_memory(self, e: Expr) -> bool:
+        """Does a bound depend on what a tensor holds?"""
+        values, left = scalar_values(self.program.body), [e]
+        while left:
+            parts = list(subexpressions(left.pop()))
+            if any(isinstance(x, Load) for x in parts):
+                return True
+            left += [values[x.name] for x in parts if isinstance(x, Name) and x.name in values]
+        return False
+
+    @contextmanager
+    def tasks(self, count: str) -> Iterator[None]:
+        """The loop of a block over its tasks."""
+        if self.order() != "balanced":
+            with super().tasks(count):
+                yield
+            return
+        self.text.line(f"tasks = {count}")
+        self.text.line("task = i64(cuda.blockIdx.x)")
+        # from a block's place in one round to that in the next, which runs the other way
+        self.text.line("ahead = 2 * (i64(cuda.gridDim.x) - task) - 1")
+        self.text.line("while task < tasks:")
+        with self.text.indented(), self.back_edge():
+            yield
+            self.text.line("task += ahead")
+            self.text.line("ahead = 2 * i64(cuda.gridDim.x) - ahead")
+
+    # ------------------------------------------------------------ where a task's tile lies
+
+    def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """What all tasks share: how many indices other than the last come together, and so how many tasks and groups."""
+        if self.order() == "turns" or not _by_length(axes):
+            return
+        others = self.assign("others", Code(" * ".join(counts[:-1]) or "1", DType.I64))
+        fit = f"{CACHED_BYTES} // max({self._looped_bytes()}, 1)"
+        together = self.assign("together", Code(f"max(min({fit}, {others}), 1)", DType.I64))
+        tasks = self.assign("tasks_together", Code(f"{together} * {counts[-1]}", DType.I64))
+        groups = ""
+        if self.order() == "balanced":
+            text = f"quotient({others} + {together} - 1, {together})"
+            groups = self.assign("all_groups", Code(text, DType.I32))
+        self.sorted = Sorted(others, together, tasks, groups)
+
+    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        if any(a.lo is not None or a.hi is not None for a in axes):
+            super()._task_indices(axes, counts)
+        elif self.order() != "turns" and _by_length(axes):
+            self._indices_by_length(axes, counts)
+        elif len(axes) > 1 and axes[-1].tile is not None and axes[-2].tile is not None:
+            self._indices_of_product(axes, counts)
+        else:
+            self._indices(axes, counts, "task")
+
+    def _indices_by_length(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """The last tiles, whose loops are often the longest, first; of the other indices as many together as fit into the
+        level 2 cache with what their loops read."""
+        last, found = axes[-1], self.sorted
+        group, inside = self._divided("task", found.tasks, "group", "inside")
+        start = self.assign("start", Code(f"{group} * {found.together}", DType.I64))
+        some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
+        tile, rest = self._divided(inside, some, "tile", "rest")
+        first = f"{counts[-1]} - 1 - {tile}"
+        if found.groups:
+            first = f"{first} if ({found.groups} - {group}) & 1 else {tile}"
+        self.text.line(f"{self.axis_names[last.name].first} = ({first}) * {last.tile}")
+        if len(axes) > 1:
+            rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
+            self._indices(axes[:-1], counts, rest)
+
+    def _indices_of_product(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles."""
+        rows, columns = counts[-2:]
+        rest = "task"
+        if len(axes) > 2:
+            whole, rest = self._divided("task", f"{rows} * {columns}", "others", "tile")
+            self._indices(axes[:-2], counts, whole)
+        group, inside = self._divided(rest, f"{GROUP} * {columns}", "group", "inside")
+        high = self.assign("high", Code(f"min({rows} - {group} * {GROUP}, {GROUP})", DType.I64))
+        column, row = self._divided(inside, high, "column", "row")
+        first = [self.axis_names[a.name].first for a in axes[-2:]]
+        self.text.line(f"{first[0]} = ({group} * {GROUP} + {row}) * {axes[-2].tile}")
+        self.text.line(f"{first[1]} = {column} * {axes[-1].tile}")
+
+    def _indices(self, axes: tuple[LoopAxis, ...], counts: list[str], rest: str) -> None:
+        """The last axis fastest."""
+        for i in range(len(axes) - 1, -1, -1):
+            here = rest
+            tile, names = axes[i].tile, self.axis_names[axes[i].name]
+            if i:
+                rest = self.assign("rest", Code(f"i64(quotient({here}, {counts[i]}))", DType.I64))
+                here = f"{here} - {rest} * {counts[i]}"
+            self.text.line(
+                f"{names.index} = {here}" if tile is None else f"{names.first} = ({here}) * {tile}"
+            )
+
+    def _divided(self, number: str, by: str, *names: str) -> tuple[str, str]:
+        """Quotient and remainder, of these names."""
+        whole = self.assign(names[0], Code(f"i64(quotient({number}, {by}))", DType.I64))
+        return whole, self.assign(names[1], Code(f"{number} - {whole} * {grouped(by)}", DType.I64))
+
+    def _looped_bytes(self) -> str:
+        """What the loops of one task read, at most."""
+        rows: dict[str, int] = {}
+        for b in (b for r in self.staging.rings if r.looped for b in r.boxes):
+            rows[b.row] = rows.get(b.row, 0) + 2 * b.columns
+        found = [f"{self.emit(self.axes[a].extent, NOWHERE).operand} * {n}" for a, n in rows.items()]
+        return " + ".join(found) or "1"
+
+
+def _by_length(axes: tuple[LoopAxis, ...]) -> bool:
+    """Is it the last axis alone that is cut into tiles, so that its tiles tell how long loops are?"""
+    return axes[-1].tile is not None and all(a.tile is None for a in axes[:-1])
