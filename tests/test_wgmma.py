@@ -259,6 +259,29 @@ def test_scores_of_any_size() -> None:
     assert np.abs(np.delete(got - plain, (3, 7, 9), 0)).max() < 2e-3
 
 
+@pytest.mark.parametrize(("m", "n"), [(128, 64), (100, 55)])
+def test_a_bias_for_each_pair(m: int, n: int) -> None:
+    """In whole tiles two columns come with one access, asked for while a step's first products run; else one by one."""
+    text = (
+        ATTENTION.replace("w: f32[H]", "w: T[M, N]")
+        .replace("SET", "| n <= m")
+        .replace("SCORE", f"{PRODUCT} + f32(w[m, n])")
+    )
+    sizes = {"H": 1, "G": 1, "M": m, "N": n, "D": 16, "E": 16}
+    made, inputs = attention_of(text, "m by 64, n by 16", sizes), attention_inputs(sizes)
+    inputs["w"] = np.random.default_rng(9).standard_normal((m, n)).astype(np.float16)
+    body = made.source.partition("def attention_whole(")[2].partition("\ndef ")[0]
+    starts = [i for i, x in enumerate(body.splitlines()) if "load4_f16(w," in x]
+    awaits = [i for i, x in enumerate(body.splitlines()) if "_settle_" in x]
+    assert starts
+    assert min(starts) < min(awaits)
+    got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=2)["o"][0]
+    q, k, v = (inputs[x][0].astype(float) for x in "qkv")
+    s = np.where(np.tri(m, n, dtype=bool), 0.3 * q @ k.T + inputs["w"].astype(float), -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    assert np.abs(got.astype(float) - p @ v / p.sum(-1, keepdims=True)).max() < 2e-3
+
+
 def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:
     """Rows of 65 elements do not start at multiples of 16 bytes."""
     module = parse_module(product(rows=64))

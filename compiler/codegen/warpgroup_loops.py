@@ -23,6 +23,7 @@ from ..tile_ir import (
     For,
     Grid,
     Let,
+    Load,
     LoopAxis,
     Name,
     Stmt,
@@ -35,6 +36,7 @@ from .mma import RegisterOperand, Unfit
 from .scalar_cuda import Code
 from .simt_source import Registers, Value
 from .staging import Ring, dots
+from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
 from .warpgroup_products import InRing, Products
 
@@ -252,7 +254,7 @@ class Loops(Products):
 
     def step(self, s: For, cascade: Cascade, packed: list[tuple[str, int]], starts_trails: bool) -> None:
         """One step: its leads and the last one's trails start, then all between, then the trails' operands are packed."""
-        values, types = dict(self.values), dict(self.types)
+        values, types, ahead = dict(self.values), dict(self.types), dict(self.ahead)
         for x in s.body:
             if isinstance(x, Let) and x.name in self.staging.names:
                 self.let(x)
@@ -265,6 +267,8 @@ class Loops(Products):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
+        for other in cascade.others:
+            self.ask_ahead(other)
         self.shifts = {}
         if s.axis.name not in self.full:
             for spread in dict.fromkeys(
@@ -285,7 +289,15 @@ class Loops(Products):
             self.pack(t.dot, left, array)
         self.finish()
         self.limits = {}
-        self.values, self.types = values, types
+        self.values, self.types, self.ahead = values, types, ahead
+
+    def ask_ahead(self, s: Let) -> None:
+        """What a step reads from memory for each element, asked for while its products run."""
+        layout = self.deal.layout(s.type.axes)
+        for x in dict.fromkeys(x for x in leaves(s.value) if isinstance(x, Load)):
+            axes = self.facts.type_of(x, self.types).axes
+            if self.wide.run > 1 and axes and set(axes) <= set(s.type.axes):
+                self.load_ahead(x, layout)
 
     def _next_warpgroup(self) -> str:
         last = self.warpgroups - 1

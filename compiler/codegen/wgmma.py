@@ -35,6 +35,7 @@ from .warpgroup_loops import TURNS
 from .warpgroup_results import WARPS, Results
 
 THREADS = 128  # of a warpgroup
+COLUMNS = 2  # side by side in one thread (PTX ISA 9.7.15.5.1, registers of wgmma)
 ORDERS: dict[TaskOrder, str] = {
     "balanced": "one block a multiprocessor takes tasks, the longest first, in rounds forwards and backwards over blocks",
     "longest": "a block for each task, the longest first",
@@ -51,8 +52,8 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     warpgroups = _warpgroups(ready)
     made: list[WarpgroupKernel] = []
     whole = tuple(tile_multiples(ready).items())
-    for multiples, suffix in (((), ""), (whole, "whole")):
-        found = WarpgroupKernel(ready, target, Wide(1, multiples), suffix, warpgroups)
+    for wide, suffix in ((Wide(), ""), (Wide(COLUMNS, whole), "whole")):
+        found = WarpgroupKernel(ready, target, wide, suffix, warpgroups)
         if not made or found.unnamed() != made[0].unnamed():
             made.insert(0, found)
     return [*made, *_fallback(program, target)]
