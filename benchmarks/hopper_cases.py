@@ -363,15 +363,29 @@ def shapes() -> list[tuple[str, Kernel, tuple[int, int, int]]]:
 
 
 ATTENTION_LINES = {
-    "default": "", "one warpgroup": "warpgroups 1 load + 1 compute", "three warpgroups": "warpgroups 1 load + 3 compute",
-    "two slots": "stage k, v by 2", "three slots": "tile n by 64\nstage k, v by 3", "not skewed": "skew none",
-    "tasks in turn": "order turns", "tasks longest first": "order longest",
+    "default": "",
+    "three warpgroups": "warpgroups 1 load + 3 compute\ntile m by 192, n by 128",
+    "keys by 64": "tile n by 64",
+    "one slot of q": "stage q by 1",
+    "not skewed": "skew none",
+    "tasks in turn": "order turns",
+    "tasks longest first": "order longest",
+}
+PRODUCT_LINES: dict[tuple[int, int, int], tuple[str, ...]] = {
+    (1024, 1024, 1024): ("tile m by 64, n by 128", "tile m by 128, n by 128"),
+    (4096, 4096, 4096): ("tile m by 192, n by 192", "stage a, b by 3", "order longest"),
+    (2048, 2048, 2048): ("tile m by 192, n by 192", "stage a, b by 3"),
+    (1, 4096, 4096): ("tile n by 64\nsplit k by 2", "tile n by 64\nsplit k by 1", "tile n by 16\nsplit k by 1"),
+    (64, 4096, 4096): ("tile n by 64\nsplit k by 2", "tile n by 64\nsplit k by 1", "tile n by 16\nsplit k by 1"),
+    (1, 4096, 11008): ("tile n by 64\nsplit k by 2", "tile n by 64\nsplit k by 4"),
+    (512, 4096, 11008): ("tile m by 128, n by 256\nsplit k by 2",),
+    (512, 6144, 4096): ("tile m by 128, n by 256",),
+    (2048, 11008, 4096): ("tile m by 192, n by 192", "tile m by 128, n by 256"),
+    (4096, 4104, 1000): (
+        "tile m by 192, n by 192", "tile m by 128, n by 208", "tile m by 128, n by 256", "stage a, b by 3",
+    ),
 }  # fmt: skip
-PRODUCT_LINES = {
-    "default": "", "two slots": "stage a, b by 2", "three slots": "stage a, b by 3",
-    "one warpgroup": "warpgroups 1 load + 1 compute",
-    "three warpgroups": "warpgroups 1 load + 3 compute\ntile n by 128", "a block for each task": "order longest",
-}  # fmt: skip
+"""Lines of a schedule beside the default, by the rows, columns and contracted length of a product."""
 
 
 def variants() -> dict[str, tuple[dict[str, Kernel], Any]]:
@@ -384,19 +398,13 @@ def variants() -> dict[str, tuple[dict[str, Kernel], Any]]:
                 kernels = {v: replace(plain, lines=x) for v, x in ATTENTION_LINES.items()}
                 if d == 128:  # 160 registers a thread are too few for its sums
                     del kernels["three warpgroups"]
+                if domain == "full":  # tasks of one length
+                    del kernels["tasks longest first"], kernels["tasks in turn"]
                 found[f"variants D{d} S{s} {domain}"] = (kernels, Attended(d, s, domain))
-    for n in (1024, 4096):
-        plain = Kernel(product_text("m, k", "n, k"), "bf16", sizes(n, n, n))
-        found[f"variants gemm {n}"] = (
-            {v: replace(plain, lines=x) for v, x in PRODUCT_LINES.items()},
-            (n, n, n),
-        )
-    few = Kernel(product_text("m, k", "n, k"), "bf16", sizes(64, 4096, 4096))
-    split = {"default": "", "not split": "split k by 1", "by 2": "split k by 2", "by 4": "split k by 4"}
-    found["variants gemm 64x4096x4096"] = (
-        {v: replace(few, lines=x) for v, x in split.items()},
-        (64, 4096, 4096),
-    )
+    for shape, lines in PRODUCT_LINES.items():
+        plain = Kernel(product_text("m, k", "n, k"), "bf16", sizes(*shape))
+        kernels = {"default": plain, **{x.replace("\n", ", "): replace(plain, lines=x) for x in lines}}
+        found[f"variants gemm {'x'.join(map(str, shape))}"] = (kernels, shape)
     return found
 
 
