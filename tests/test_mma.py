@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import tileloom as tl
 from tileloom.compiler.codegen.mma import why_not
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.interpreter import tile
-from tileloom.compiler.target import SM_75, SM_80
+from tileloom.compiler.pipeline import compile_kernel
+from tileloom.compiler.schedule_text import parse_schedule
+from tileloom.compiler.target import SM_75, SM_80, SM_90A
 from tileloom.compiler.tile_text import parse_module
+from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
 
 Array = np.ndarray[Any, Any]
@@ -107,6 +113,58 @@ def test_a_missing_barrier_is_a_race() -> None:
     assert cut != source
     with pytest.raises(emulate.KernelFault, match="no barrier between"):
         emulate.run_module(module, cut, inputs, {})
+
+
+LAYER = """kernel layer<T: bf16 | f16>(a: T[M, K], b: T[N, K]) -> c: T[M, N] {
+  c[m, n] = sum[k](a[m, k] * b[n, k])
+}
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="the extra `cuda` is not installed"
+)
+@pytest.mark.parametrize(("tiles", "copies"), [("m by 128, n by 128", 16), ("m by 128, n by 256", 12)])
+def test_a_step_of_a_product_is_little_else(tiles: str, copies: int) -> None:
+    """Of a step of 64: 128 products of a warp of 64 x 64, 32 reads of fragments, the first of which come before all copies,
+    which start among the products."""
+    from tileloom.runtime import cuda
+
+    schedule = parse_schedule(f"schedule s for layer on cuda:sm_90a {{ tier mma\n tile {tiles} }}")
+    sizes = {"M": 4096, "N": 4096, "K": 4096}
+    made = compile_kernel(
+        tl.parse(LAYER)["layer"], SM_90A, sizes, dtypes={"T": DType.BF16}, schedule=schedule
+    )
+    kernel = cuda.machine_code(made.source, "layer", SM_90A)
+    assert kernel.spill_bytes == 0
+    step = main_loop(kernel.sass)
+    kinds = [next(k for k in ("HMMA", "LDSM", "LDGSTS", "") if k in x) for x in step]
+    assert [kinds.count(k) for k in ("HMMA", "LDSM", "LDGSTS")] == [128, 32, copies]
+    assert kinds.count("") < 130
+    assert (
+        kinds.index("LDSM")
+        < kinds.index("HMMA")
+        < kinds.index("LDGSTS")
+        < len(kinds) - kinds[::-1].index("HMMA")
+    )
+
+
+def main_loop(sass: str) -> list[str]:
+    """The instructions of the innermost loop that multiplies."""
+    found: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for line in sass.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(found)
+        elif code := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*?);?\s*$", line):
+            found.append(code[1])
+            back = re.search(r"BRA.*`\((\.L_x_\d+)\)", code[1])
+            if back and back[1] in labels:
+                loops.append((labels[back[1]], len(found)))
+    multiplies = [(a, b) for a, b in loops if any("HMMA" in x for x in found[a:b])]
+    start, end = min(multiplies, key=lambda x: x[1] - x[0])
+    return found[start:end]
 
 
 def test_what_the_tier_does_not_take_is_said() -> None:

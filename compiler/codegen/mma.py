@@ -118,6 +118,7 @@ class MatrixKernel(Streams):
 
     tier = "mma"
     copied = SIXTEEN
+    asks_late = True
 
     def _give_names(self) -> None:
         self.rounds = True  # operands and weights are rounded to 16 bits
@@ -131,7 +132,7 @@ class MatrixKernel(Streams):
         largest = max(
             (self.tiles[d.axes[0]] * self.tiles[d.axes[-1]] for d in demands if d.kind == "dot"), default=0
         )
-        eight = [(3, 0)] if feeds else [(2, 1), (1, 2)]
+        eight = [(3, 0)] if feeds else sorted([(2, 1), (1, 2)], key=lambda w: self._fragments(demands, *w))
         choices = [(2, 0)] if feeds else [(1, 1), (2, 0), (0, 2)]
         choices = [*eight, *choices] if largest >= EIGHT_WARPS_FROM else choices
         for rows, columns in choices:
@@ -139,6 +140,11 @@ class MatrixKernel(Streams):
             if all(self._fits(found, d.axes) for d in demands if d.kind == "dot"):
                 return found
         raise Unfit("its tiles do not divide into 16 rows and 16 columns a warp")
+
+    def _fragments(self, demands: list[Demand], row_warps: int, column_warps: int) -> int:
+        """Rows and columns of operands that a warp reads for its part of the products."""
+        sides = [(self.tiles[d.axes[0]], self.tiles[d.axes[-1]]) for d in demands if d.kind == "dot"]
+        return sum((m >> row_warps) + (n >> column_warps) for m, n in sides)
 
     def _operands(self) -> list[tuple[Context, Expr]]:
         return [(c, c.expr) for c in self.contexts if c.kind == "operand" and c.expr is not None]

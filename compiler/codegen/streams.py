@@ -14,6 +14,7 @@ from itertools import pairwise
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (
+    Apply,
     AxisIndex,
     Cast,
     Dot,
@@ -44,6 +45,7 @@ from .tile_types import Facts, leaves, rewrite, static_value, tile_axes
 SIXTEEN = (DType.F16, DType.BF16)
 MOST_STAGES, LEAST_STAGES = 3, 2
 BLOCKS_PER_SM = 2  # a deeper ring than lets so many blocks share a multiprocessor does not pay
+BESIDE_STATES = 90  # registers of a thread for fragments and indices, beside what its loop carries
 RESERVED_BYTES = 2048  # of each block's shared memory: the driver's, and small tiles
 GROUP = 8  # rows of tiles that are visited together
 ASYNC_COPIES = (8, 0)  # the first capability that has them
@@ -179,6 +181,8 @@ class Streams(Kernel):
     """Is one pipeline to serve a loop over full tiles and the one over partial tiles that follows?"""
     copied: tuple[DType, ...]
     """Element types whose tiles may be copied."""
+    asks_late = False
+    """Are copies for a loop that only adds products started after these?"""
 
     def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str) -> None:
         self.streamed: set[str] = set()
@@ -267,8 +271,8 @@ class Streams(Kernel):
         assert isinstance(found, Load)
         return found
 
-    def copy(self, c: Copy, t: TileType, staged: Staged) -> None:
-        """Start copying a tile; chunks that do not exist become zero."""
+    def copy(self, c: Copy, t: TileType, staged: Staged, conditions: tuple[str, ...] = ()) -> None:
+        """Start copying a tile; chunks that do not exist, or for which a condition fails, become zero."""
         if c.width > 1:
             self.wide_tensors[c.load.tensor] = None
         depth, param = self.text.depth, self.program.param(c.load.tensor)
@@ -310,7 +314,7 @@ class Streams(Kernel):
             self.text.line(
                 f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
             )
-        checks = [x for a in t.axes for x in self.lane_checks(at, a)] + outside
+        checks = [*conditions, *(x for a in t.axes for x in self.lane_checks(at, a)), *outside]
         self.text.line(
             f"copy{c.width * t.dtype.bytes}_{t.dtype}({staged.buffer.name}, {place}, "
             f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
@@ -380,7 +384,7 @@ class Streams(Kernel):
         given = {c.load: let.name for let, c in each[-1]}
         streams = [(let, replace(c, load=self._with_scalars(c.load))) for let, c in each[-1]]
         lets = [let for let, _ in streams]
-        self.stages = self._depth(lets)
+        self.stages = self._depth(lets, last)
         rings = {let.name: self._ring(let) for let in lets}
         test = self._whole_range(whole) if whole is not None else ""
         axis = replace(last.axis, lo=chain[0].axis.lo)
@@ -410,8 +414,13 @@ class Streams(Kernel):
             self.text.line("cuda.syncthreads()")
             self.memory.touched = Touched()
             self.awaited.clear()
-            self.text.line(f"{names.first} = {visited} + {(self.stages - 1) * size}")
-            self._ask(streams, rings, stop, names.first, ahead)
+            late = (
+                self.asks_late and self.stages > LEAST_STAGES and len(chain) == 1 and only_adds_products(last)
+            )
+            further = f"{visited} + {(self.stages - 1) * size}"
+            if not late:
+                self.text.line(f"{names.first} = {further}")
+                self._ask(streams, rings, stop, names.first, ahead)
             self.text.line(f"{names.first} = {visited}")
             for let, c in (y for x in each for y in x):
                 ring = rings[given[c.load]]
@@ -419,6 +428,9 @@ class Streams(Kernel):
                 self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {part}")))
                 self.streamed.add(let.name)
             self._bodies(whole, last, test, visited)
+            if late:  # into the slot that the step before has read, which the barrier has seen to
+                self.text.line(f"{names.first} = {further}")
+                self._ask_anyway(streams, rings, stop, names.first, ahead)
             for variable in (slot, ahead):
                 self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
         self.text.line("wait_copies0()")
@@ -469,11 +481,15 @@ class Streams(Kernel):
         del self.live[s.axis.name]
         return found
 
-    def _depth(self, lets: list[Let]) -> int:
-        """Steps that a ring holds: three where two blocks with such rings fit a multiprocessor."""
+    def _depth(self, lets: list[Let], s: For) -> int:
+        """Steps that a ring holds: three where two blocks with such rings fit a multiprocessor, or where states leave
+        registers for one block alone."""
+        states = sum(self.deal.layout(c.type.axes).elements for c in s.carries)
+        registers = self.deal.threads * (states + BESIDE_STATES)
+        blocks = BLOCKS_PER_SM if BLOCKS_PER_SM * registers <= self.target.registers_per_sm else 1
         one = sum(arena_bytes(x.type.dtype) * self._elements(x.type) for x in lets)
         held = sum(arena_bytes(b.dtype) * b.size for b in self.memory.live)
-        room = self.target.shared_per_sm_bytes // BLOCKS_PER_SM - RESERVED_BYTES
+        room = self.target.shared_per_sm_bytes // blocks - RESERVED_BYTES
         return MOST_STAGES if held + MOST_STAGES * one <= room else LEAST_STAGES
 
     def _elements(self, t: TileType) -> int:
@@ -495,12 +511,42 @@ class Streams(Kernel):
         """Start the copies of one step, if there is one."""
         self.text.line(f"if {first} < {stop}:")
         with self.text.indented():
-            for let, copy in streams:
-                ring = rings[let.name]
-                each = ring.buffer.size // self.stages
-                offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
-                self.copy(copy, let.type, replace(ring, offset=offset))
+            self._copy_all(streams, rings, slot)
         self.text.line("commit_copies()")
+
+    def _ask_anyway(
+        self, streams: list[tuple[Let, Copy]], rings: Mapping[str, Staged], stop: str, first: str, slot: str
+    ) -> None:
+        """The same without a branch, of zeros where there is no such step: products that run go on beside it."""
+        more = self.assign("more", Code(f"{first} < {stop}", DType.BOOL))
+        self._copy_all(streams, rings, slot, (more,))
+        self.text.line("commit_copies()")
+
+    def _copy_all(
+        self,
+        streams: list[tuple[Let, Copy]],
+        rings: Mapping[str, Staged],
+        slot: str,
+        conditions: tuple[str, ...] = (),
+    ) -> None:
+        for let, copy in streams:
+            ring = rings[let.name]
+            each = ring.buffer.size // self.stages
+            offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
+            self.copy(copy, let.type, replace(ring, offset=offset), conditions)
+
+
+def only_adds_products(s: For) -> bool:
+    """Does a loop do nothing but add products of tiles from memory to what it carries? Then its copies are started after its
+    products: indices are computed while these run, and the step between has time for the copies to land."""
+    loads = {x.name for x in s.body if isinstance(x, Let) and isinstance(x.value, Load)}
+    adds = [
+        y
+        for c, y in zip(s.carries, s.yields, strict=True)
+        if isinstance(y, Apply) and y.op == "add" and Name(c.name) in y.args
+        and any(isinstance(x, Dot) and {x.a, x.b} <= {Name(n) for n in loads} for x in y.args)
+    ]  # fmt: skip
+    return len(loads) == len(s.body) and len(adds) == len(s.carries)
 
 
 def is_full(s: For) -> bool:
