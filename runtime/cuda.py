@@ -36,6 +36,7 @@ from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.target import TARGETS, CudaTarget
 from ..compiler.tile_ir import Param, TileModule, TileProgram
 from .cache import digest, digest_of_files, store
+from .collecting import collecting_paused
 from .native_call import DLPACK_CUDA, Driver
 from .tensor_maps import MapSlot, can_be_mapped, encoder_address
 
@@ -304,6 +305,29 @@ class _Pipeline(numba_compiler.CUDACompiler):  # type: ignore[misc]
         return [needed]
 
 
+@contextmanager
+def _types_asked_once(context: Any) -> Iterator[None]:
+    """numba-cuda's look for the type of a call, kept for calls of the same function with the same types: it goes through all
+    that the function could be, raises and catches errors on the way, and a text has thousands of calls but few kinds."""
+    known: dict[tuple[Any, ...], Any] = {}
+    resolve = context.resolve_function_type
+
+    def resolved(function: Any, args: Any, kws: Any) -> Any:
+        key = function, tuple(args), tuple(sorted(kws.items()))
+        found = known.get(key)
+        if found is None:
+            found = resolve(function, args, kws)
+            if found is not None:
+                known[key] = found
+        return found
+
+    context.resolve_function_type = resolved
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
+
+
 def _lowered(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> tuple[Any, str]:
     """A kernel in LLVM's form, and its name there; `LAUNCHES` has the threads of a block and how many blocks must fit. As
     numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off or to leave passes out."""
@@ -314,7 +338,7 @@ def _lowered(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> tup
     flags.error_model, flags.inline = "numpy", "never"
     flags.nvvm_options, flags.compute_capability = {"opt": 3, "fma": False}, _cc(target)
     contexts = numba_target.typing_context, numba_target.target_context
-    with numba_compiler.utils.numba_target_override():
+    with numba_compiler.utils.numba_target_override(), _types_asked_once(contexts[0]), collecting_paused():
         compiled = numba_compiler.compile_extra(
             *contexts, function, signature, types.void, flags, {}, pipeline_class=_Pipeline,
             call_conv=numba_compiler.CUDACallConv(contexts[1]), abi_info={},

@@ -32,6 +32,7 @@ from numba.np.numpy_support import from_dtype
 
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
+from .collecting import collecting_paused
 from .host import host
 from .threads import UNSHARED
 
@@ -139,7 +140,7 @@ def _entry(dispatcher: Any, taken: tuple[Any, ...]) -> Kernel:
     kept = dispatcher._cache
     shared = dispatcher.py_func.__code__.co_argcount > len(taken)
     ahead = (types.int64, types.int64, _array(types.int64, 1, "C")) if shared else ()
-    with kept.store.making(kept.group):
+    with kept.store.making(kept.group), collecting_paused():
         entry: Kernel = dispatcher.compile((*ahead, *taken))
     return entry
 

@@ -205,3 +205,25 @@ def test_a_product_runs_on_the_matrix_units(target: str) -> None:
     assert len(re.findall(r"\bLDGSTS\.E\.BYPASS(?:\.LTC128B)?\.128", sass)) == 3 * 8
     assert "LDL" not in sass
     assert kernel.dynamic_shared_bytes == 3 * 2 * 64 * 72 * 2
+
+
+@needs_toolkit
+def test_types_are_asked_once_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tileloom.runtime import cuda
+
+    context = cuda.numba_target.typing_context
+    kind, asked = type(context), Counter[Any]()
+    resolve = kind.resolve_function_type
+
+    def noted(self: Any, function: Any, args: Any, kws: Any) -> Any:
+        found = resolve(self, function, args, kws)
+        asked[function, tuple(args), tuple(kws.items())] += found is not None
+        return found
+
+    monkeypatch.setattr(kind, "resolve_function_type", noted)
+    target = cuda_target("cuda:sm_80")
+    source, name = preferred(LADDER["softmax"], target.name)
+    cuda._lowered(cuda.load(source), name, target)
+    assert set(asked.values()) <= {0, 1}
+    assert len(asked) > 20
+    assert "resolve_function_type" not in vars(context)

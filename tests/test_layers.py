@@ -156,3 +156,15 @@ def test_import_leaves_numba_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_needs_no_repair_is_compiled_without_sympy() -> None:
+    """Importing it takes longer than such a kernel's passes."""
+    code = """
+import sys, tileloom
+text = 'kernel k(a: f32[M, K], b: f32[K, N]) -> c: f32[M, N] { c[m, n] = sum[k](a[m, k] * b[k, n]) }'
+made = tileloom.compile(tileloom.parse(text)['k']).compilation(M=64, N=64, K=64)
+print([m for m in ('sympy', 'mpmath') if m in sys.modules], 'def k_tasks' in made.source)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True"

@@ -19,16 +19,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ..cascade import Cascade, Refusal, State
 from ..options import RUNNING_SCALE
 from ..region import conjuncts
 from ..remarks import Remarks
 from ..tensor_ir import Graph, Node, Reduce, walk
-from .algebra import Untranslatable
-from .refusals import blocked, no_formula, no_repair, no_split, unfinished_condition
-from .repairs import Given, Setting, Unfit, by_factor, by_matrix, by_restart, by_summand
 
+if TYPE_CHECKING:
+    from .repairs import Unfit
+
+# `repairs` and `refusals` bring sympy along, which takes half a second to import: only what needs them does
 CARRIED_REDUCTIONS = frozenset({"sum", "max", "min", "prod", "any", "all"})
 
 
@@ -66,6 +68,8 @@ def derive(
             continue
         first = next((r for r in refused if r.reduction in walk(red.args)), None)
         if first is not None:
+            from .refusals import blocked
+
             refused.append(Refusal(red, blocked(names[first.reduction])))
             continue
         result = _joined(red, names[red], tuple((s.reduction, s.name) for s in states), rules)
@@ -125,6 +129,9 @@ def _joined(
     condition = [p for p in conjuncts(red.predicate) if any(n in joined for n in walk([p]))]
     if not reads and not condition:
         return (State(name, red, red.predicate, red.body),)
+    from .refusals import no_repair, unfinished_condition
+    from .repairs import by_restart
+
     if red.fn not in CARRIED_REDUCTIONS:
         return Refusal(red, no_repair(red, reads or condition, joined))
     if condition:
@@ -136,6 +143,10 @@ def _joined(
 def _repaired(
     red: Reduce, name: str, joined: Mapping[Node, str], rules: Rules
 ) -> tuple[State, ...] | Refusal:
+    from .algebra import Untranslatable
+    from .refusals import no_formula, no_repair, no_split
+    from .repairs import Given, Setting, Unfit, by_factor, by_matrix, by_summand
+
     given = Given(rules.facts, dict(rules.extents), RUNNING_SCALE in rules.named)
     try:
         setting = Setting(red, name, joined, given)

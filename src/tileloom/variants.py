@@ -29,6 +29,7 @@ from .dsl.types import DType
 from .execution import Run, on_device, on_gpu
 from .programs import graph_of
 from .runtime.cache import Store, digest, digest_of_files, store
+from .runtime.collecting import collecting_paused
 
 if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
@@ -127,9 +128,15 @@ class Variants:
     def compile(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Compilation:
         from .compiler.pipeline import compile_kernel  # with sympy, which a stored variant does not wait for
 
-        return compile_kernel(
-            self.kernel, self.machine, extents, dtypes=dtypes, options=self.options, schedule=self.schedule
-        )
+        with collecting_paused():
+            return compile_kernel(
+                self.kernel,
+                self.machine,
+                extents,
+                dtypes=dtypes,
+                options=self.options,
+                schedule=self.schedule,
+            )
 
     def _stored_or_made(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         graph = self.graph(dtypes)
