@@ -255,6 +255,24 @@ def test_gpu_code_runs_where_a_device_is(monkeypatch: pytest.MonkeyPatch) -> Non
         k(*vectors(0), a=3)
 
 
+def test_gpu_code_is_kept_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TILELOOM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tileloom.runtime.cuda", Emulated(SM_80), raising=False)
+    monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(SM_80))
+    x, y = vectors()
+    first = kernel(SCALED, target="cuda:sm_80")(x, y, a=3)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("tileloom.compiler.pipeline.compile_kernel", refuse)
+    for found, want in zip(kernel(SCALED, target="cuda:sm_80")(x, y, a=3), first, strict=True):
+        np.testing.assert_array_equal(found, want)
+    for other in (kernel(SCALED, target="cuda:sm_80", precise=True), kernel(SCALED, target="cuda:sm_90a")):
+        with pytest.raises(AssertionError, match="compiled again"):
+            other(x, y, a=3)
+
+
 def test_gpu_code_is_not_run_where_no_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tileloom.runtime.cuda", Emulated(None), raising=False)
     monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(None))

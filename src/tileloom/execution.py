@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import Array, Scalar
-from .compiler.target import CudaTarget
+from .compiler.target import CudaTarget, Target
 from .compiler.tensor_ir import Graph
 
 if TYPE_CHECKING:
@@ -48,26 +48,25 @@ def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path
         raise ValueError(f"{path or 'the source'} defines no function {missing}") from None
 
 
-def on_gpu(compilation: Compilation) -> Run:
-    """A compilation for a CUDA target on the device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
-    target = _runnable(compilation)
+def on_gpu(module: TileModule, source: str, target: Target) -> Run:
+    """Code for a CUDA target on the device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
+    runnable = _runnable(target)
     from .runtime import cuda
 
-    kernels = cuda.assemble(compilation.source, target)
-    return lambda tensors, scalars: cuda.run_module(compilation.module, kernels, tensors, scalars)
+    kernels = cuda.assemble(source, runnable)
+    return lambda tensors, scalars: cuda.run_module(module, kernels, tensors, scalars)
 
 
-def on_device(compilation: Compilation) -> DeviceKernel:
-    """A compilation for a CUDA target, for arrays that lie on its device. Raises `CannotRun`."""
-    target = _runnable(compilation)
+def on_device(graph: Graph, module: TileModule, source: str, target: Target) -> DeviceKernel:
+    """Code for a CUDA target, for arrays that lie on its device. Raises `CannotRun`."""
+    runnable = _runnable(target)
     from .runtime.device_kernel import DeviceKernel
 
-    return DeviceKernel(compilation.written, compilation.module, compilation.source, target)
+    return DeviceKernel(graph, module, source, runnable)
 
 
-def _runnable(compilation: Compilation) -> CudaTarget:
-    """The target of a compilation, where the device that is there runs its code."""
-    target = compilation.target
+def _runnable(target: Target) -> CudaTarget:
+    """A CUDA target, where the device that is there runs its code."""
     assert isinstance(target, CudaTarget)
     try:
         from .runtime import cuda

@@ -33,6 +33,7 @@ from .runtime.collecting import collecting_paused
 
 if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
+    from .compiler.tile_ir import TileModule
     from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
 
@@ -56,6 +57,7 @@ class Variant:
     """One compilation, made ready to run when it first runs."""
 
     graph: Graph
+    machine: Target
     record: Record
     compile: Callable[[Mapping[str, int]], Compilation] = field(repr=False)
 
@@ -66,21 +68,26 @@ class Variant:
     def compilation(self) -> Compilation:
         return self.compile(self.record.sizes)
 
+    @property
+    def module(self) -> TileModule:
+        from .compiler.tile_text import parse_module
+
+        return parse_module(self.record.tile)
+
     @cached_property
     def on_gpu(self) -> Run:
-        return on_gpu(self.compilation)
+        return on_gpu(self.module, self.record.source, self.machine)
 
     @cached_property
     def on_device(self) -> DeviceKernel:
-        return on_device(self.compilation)
+        return on_device(self.graph, self.module, self.record.source, self.machine)
 
     @cached_property
     def on_cpu(self) -> Kernel:
-        from .compiler.tile_text import parse_module
         from .runtime.kernels import build
         from .runtime.launch import Kernel
 
-        return Kernel(self.graph, parse_module(self.record.tile), build(self.record.source))
+        return Kernel(self.graph, self.module, build(self.record.source))
 
 
 @dataclass
@@ -140,13 +147,11 @@ class Variants:
 
     def _stored_or_made(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         graph = self.graph(dtypes)
-        if self.machine.is_cuda:
-            return self._made_variant(graph, dtypes, extents)
         folder, group = store(), self._group(graph, size_classes(extents))
         with folder.making(group):
             record = read(folder, group, extents)
             if record is not None:
-                return Variant(graph, record, lambda sizes: self.compile(dtypes, sizes))
+                return Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
             made = self._made_variant(graph, dtypes, extents)
             write(folder, group, made.record)
         return made
@@ -154,7 +159,7 @@ class Variants:
     def _made_variant(self, graph: Graph, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         made = self.compile(dtypes, extents)
         record = Record(made.sizes, made.statics, made.snapshots["tile"], made.source)
-        variant = Variant(graph, record, lambda sizes: self.compile(dtypes, sizes))
+        variant = Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
         variant.compilation = made
         return variant
 
