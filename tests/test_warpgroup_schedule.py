@@ -122,6 +122,20 @@ def test_a_second_slot_for_the_next_task_where_there_is_room(
     assert dict(made.schedule.stages) == slots
 
 
+@pytest.mark.parametrize("text", [ATTENTION, PRODUCT])
+def test_the_next_task_is_found_while_the_last_products_run(text: str) -> None:
+    """Its indices lie between the start of products and the wait for them; what all tasks share comes before them all."""
+    sizes = {"H": 8, "M": 1024, "N": 1024, "D": 64, "K": 256}
+    source = compiled("tile m by 128, n by 128", text, sizes).source
+    computing = source[source.index("else:") : source.index("cuda.jit", source.index("else:"))]
+    assert "log2_f32" not in computing[computing.index("while task < tasks") :]
+    before, after = computing.split("next_m_0 = ", 1)
+    started, settled = before.rindex("_multiply_"), before.rindex("_settle_")
+    assert started > settled or text == PRODUCT
+    assert re.search(r"_settle_\d+\(\w", after[: after.index("boxes_read_0")])
+    assert computing.count("task += ") == (2 if text == ATTENTION else 1)
+
+
 def test_few_rows_take_one_warpgroup() -> None:
     made = compiled("", PRODUCT, {"M": 64, "N": 4096, "K": 4096})
     assert made.schedule.warpgroups == 1

@@ -127,6 +127,8 @@ class Loops(Products):
                 self.give_back(r, before, f" and {name} != {start}")
                 self.text.line(f"{before} = {now}")
             self.values, self.types = values, types
+        if self.in_task() and not self.has_next:
+            self.next_task()
         self._await(0, running)
         for r in rings:
             self.give_back(r, f"{self.ring_names[r]}_before", f" and {start} < {stop}")
@@ -192,10 +194,17 @@ class Loops(Products):
         for ring in [r for r in self.slots if not r.looped]:
             self.give_back(ring)
         if parts[0].trails and self.skewed:
+            follows = self.in_task() and not self.has_next
             self.text.line(f"if {started} != 0:")
             with self.text.indented():
                 self.start_trails(loops[-1], parts[-1], packed)
+                if follows:
+                    self.next_task()
                 self.finish()
+            if follows:
+                self.text.line("else:")
+                with self.text.indented():
+                    self.next_task()
 
     def _declared(self, d: Dot) -> tuple[str, int]:
         """Registers for the computed operand of a trail."""

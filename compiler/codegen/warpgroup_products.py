@@ -42,6 +42,8 @@ class InRing:
 class Products(Role):
     """The computing role's operands and products."""
 
+    computes = True
+
     def _give_names(self) -> None:
         super()._give_names()
         self.boxes: dict[str, InRing] = {}

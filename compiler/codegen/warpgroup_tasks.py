@@ -19,7 +19,7 @@ from typing import cast
 from ...dsl.types import DType
 from ..layouts import Tasks, find
 from ..schedule import TaskOrder
-from ..tile_ir import Expr, For, Grid, Load, LoopAxis, Name, statements, subexpressions
+from ..tile_ir import AxisIndex, Expr, For, Grid, Load, LoopAxis, Name, statements, subexpressions
 from .scalar_cuda import Code
 from .simt_source import NOWHERE, grouped
 from .staging import Staging
@@ -27,6 +27,7 @@ from .streams import GROUP
 from .warpgroup_exponentials import RowExponentials
 from .warpgroup_form import scalar_values
 
+STEP = "task += i64(cuda.gridDim.x)"
 CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
 
 
@@ -46,6 +47,12 @@ class TaskRounds(RowExponentials):
     bits take four times as long."""
 
     staging: Staging
+    computes = False
+    """Is it the role that computes? The other finds indices long before they are needed."""
+    grid_axes: tuple[LoopAxis, ...] = ()
+    grid_counts: list[str]
+    next_indices: dict[str, str]
+    """Indices of the next task by those of this one, once it is known."""
 
     # ------------------------------------------------------------ the order
 
@@ -75,24 +82,66 @@ class TaskRounds(RowExponentials):
     @contextmanager
     def tasks(self, count: str) -> Iterator[None]:
         """The loop of a block over its tasks."""
-        if self.order() != "balanced":
-            with super().tasks(count):
-                yield
-            return
+        balanced = self.order() == "balanced"
         self.text.line(f"tasks = {count}")
         self.text.line("task = i64(cuda.blockIdx.x)")
-        # from a block's place in one round to that in the next, which runs the other way
-        self.text.line("ahead = 2 * (i64(cuda.gridDim.x) - task) - 1")
+        if balanced:  # from a block's place in one round to that in the next, which runs the other way
+            self.text.line("ahead = 2 * (i64(cuda.gridDim.x) - task) - 1")
+        self.advancing = ("task += ahead", "ahead = 2 * i64(cuda.gridDim.x) - ahead") if balanced else (STEP,)
+        self.next_indices, self.has_next = {}, False
+        if self.looks_ahead():
+            self._decode()
+        self.loop_line, self.loop_depth = len(self.text.out), self.text.depth
         self.text.line("while task < tasks:")
         with self.text.indented(), self.back_edge():
             yield
-            self.text.line("task += ahead")
-            self.text.line("ahead = 2 * i64(cuda.gridDim.x) - ahead")
+            if not self.has_next:
+                self.next_task()
+            for now, following in self.next_indices.items():
+                self.text.line(f"{now} = {following}")
+
+    def looks_ahead(self) -> bool:
+        """Are a task's indices found while the last products of the one before run?"""
+        return self.computes and all(a.lo is None and a.hi is None for a in self.grid_axes)
+
+    def next_task(self) -> None:
+        """The block's next task, if this is the place to find it; its indices in variables of their own, for results still
+        need these."""
+        for line in self.advancing:
+            self.text.line(line)
+        if self.looks_ahead():
+            names = [self._index_name(a) for a in self.grid_axes]
+            self.next_indices = self.next_indices or {n: self.names.fresh(f"next_{n}") for n in names}
+            self._decode()
+        self.has_next = True
+
+    def in_task(self) -> bool:
+        """Do statements run once in each task?"""
+        return self.text.depth == self.loop_depth + 1
+
+    @contextmanager
+    def ahead_of_tasks(self) -> Iterator[None]:
+        """What is emitted runs once, before the loop over tasks."""
+        out, depth = self.text.out, self.text.depth
+        self.text.out, self.text.depth = [], self.loop_depth
+        yield
+        made, self.text.out, self.text.depth = self.text.out, out, depth
+        out[self.loop_line : self.loop_line] = made
+        self.loop_line += len(made)
+
+    def _scale(self, scale: Expr | None) -> tuple[Name, Name]:
+        """A scale that is the same for all tasks is made ready once."""
+        parts = () if scale is None else subexpressions(scale)
+        if any(isinstance(x, Name | AxisIndex | Load) for x in parts):
+            return super()._scale(scale)
+        with self.ahead_of_tasks():
+            return super()._scale(scale)
 
     # ------------------------------------------------------------ where a task's tile lies
 
     def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """What all tasks share: how many indices other than the last come together, and so how many tasks and groups."""
+        self.grid_axes, self.grid_counts = axes, counts
         if self.order() == "turns" or not _by_length(axes):
             return
         others = self.assign("others", Code(" * ".join(counts[:-1]) or "1", DType.I64))
@@ -108,17 +157,33 @@ class TaskRounds(RowExponentials):
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         if any(a.lo is not None or a.hi is not None for a in axes):
             super()._task_indices(axes, counts)
-        elif self.order() != "turns" and _by_length(axes):
+        elif not self.looks_ahead():
+            self._decode()
+
+    def _decode(self) -> None:
+        """The indices of a task from its number."""
+        axes, counts = self.grid_axes, self.grid_counts
+        if self.order() != "turns" and _by_length(axes):
             self._indices_by_length(axes, counts)
         elif len(axes) > 1 and axes[-1].tile is not None and axes[-2].tile is not None:
             self._indices_of_product(axes, counts)
         else:
             self._indices(axes, counts, "task")
 
+    def _index_name(self, a: LoopAxis) -> str:
+        names = self.axis_names[a.name]
+        return names.index if a.tile is None else names.first
+
+    def _index_is(self, a: LoopAxis, text: str) -> None:
+        """An axis's index, or its tile's first, from the index of the tile."""
+        name = self._index_name(a)
+        value = text if a.tile is None else f"({text}) * {a.tile}"
+        self.text.line(f"{self.next_indices.get(name, name)} = {value}")
+
     def _indices_by_length(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """The last tiles, whose loops are often the longest, first; of the other indices as many together as fit into the
         level 2 cache with what their loops read."""
-        last, found = axes[-1], self.sorted
+        found = self.sorted
         group, inside = self._divided("task", found.tasks, "group", "inside")
         start = self.assign("start", Code(f"{group} * {found.together}", DType.I64))
         some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
@@ -126,7 +191,7 @@ class TaskRounds(RowExponentials):
         first = f"{counts[-1]} - 1 - {tile}"
         if found.groups:
             first = f"{first} if ({found.groups} - {group}) & 1 else {tile}"
-        self.text.line(f"{self.axis_names[last.name].first} = ({first}) * {last.tile}")
+        self._index_is(axes[-1], first)
         if len(axes) > 1:
             rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
             self._indices(axes[:-1], counts, rest)
@@ -141,21 +206,17 @@ class TaskRounds(RowExponentials):
         group, inside = self._divided(rest, f"{GROUP} * {columns}", "group", "inside")
         high = self.assign("high", Code(f"min({rows} - {group} * {GROUP}, {GROUP})", DType.I64))
         column, row = self._divided(inside, high, "column", "row")
-        first = [self.axis_names[a.name].first for a in axes[-2:]]
-        self.text.line(f"{first[0]} = ({group} * {GROUP} + {row}) * {axes[-2].tile}")
-        self.text.line(f"{first[1]} = {column} * {axes[-1].tile}")
+        self._index_is(axes[-2], f"{group} * {GROUP} + {row}")
+        self._index_is(axes[-1], column)
 
     def _indices(self, axes: tuple[LoopAxis, ...], counts: list[str], rest: str) -> None:
         """The last axis fastest."""
         for i in range(len(axes) - 1, -1, -1):
             here = rest
-            tile, names = axes[i].tile, self.axis_names[axes[i].name]
             if i:
                 rest = self.assign("rest", Code(f"i64(quotient({here}, {counts[i]}))", DType.I64))
                 here = f"{here} - {rest} * {counts[i]}"
-            self.text.line(
-                f"{names.index} = {here}" if tile is None else f"{names.first} = ({here}) * {tile}"
-            )
+            self._index_is(axes[i], here)
 
     def _divided(self, number: str, by: str, *names: str) -> tuple[str, str]:
         """Quotient and remainder, of these names."""

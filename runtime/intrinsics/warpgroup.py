@@ -49,7 +49,7 @@ publish_shared = instruction(None, (), "fence.proxy.async.shared::cta;")
 uniform = instruction(i32, (i32,), "redux.sync.or.b32 $0, $1, 0xffffffff;")
 # hides where a counter comes from, for otherwise NVVM unrolls the loop
 opaque = instruction(i32, (i32,), "mov.b32 $0, $1;", effect=False)
-# [9.7.1.8 div]: of numbers below 2^31, in a fraction of the instructions that 64 bits take
+# [9.7.1.8 div]: of numbers below 2^31, in a fraction of the instructions that 64 bits take; by zero it is any number
 quotient = instruction(i32, (i32, i32), "div.u32 $0, $1, $2;", effect=False)
 # [9.7.14.5.16 stmatrix]: four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row
 store_matrices = instruction(
