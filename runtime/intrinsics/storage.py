@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -20,10 +19,26 @@ _tools: Any = cgutils
 _array: Any = types.Array
 
 
-@njit
-def workspace(size: Any) -> Any:
-    """Memory for parts that end at byte `size`."""
-    return np.empty(size + LINE, np.uint8)
+@intrinsic
+def workspace(typing: Any, size: Any) -> Any:
+    """Memory for parts that end at byte `size`; a MemoryError where there is none.
+
+    It is asked for directly: `numpy.empty` is four functions that Numba would compile first, for half a second.
+    """
+    kind = _array(types.uint8, 1, "C")
+
+    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
+        one = ir.Constant(I64, 1)
+        length = b.add(context.cast(b, args[0], sig.args[0], types.int64), ir.Constant(I64, LINE))
+        memory = context.nrt.meminfo_alloc_aligned(b, length, LINE)
+        made = array_models().make_array(kind)(context, b)
+        data = b.bitcast(context.nrt.meminfo_data(b, memory), made.data.type)
+        array_models().populate_array(
+            made, data=data, shape=[length], strides=[one], itemsize=one, meminfo=memory
+        )
+        return made._getvalue()
+
+    return kind(size), emit
 
 
 @intrinsic(prefer_literal=True)
