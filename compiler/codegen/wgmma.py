@@ -257,6 +257,9 @@ class WarpgroupKernel(Results):
         yield "shared = shared_start()"
         for name in (*self.maps.values(), *self.output_maps.values()):
             yield f"{name}_at = map_address({name})"
+        yield f"if thread == {THREADS * self.warpgroups}:"  # which loads, and finds them there after the barrier
+        for name in (*self.maps.values(), *self.output_maps.values()):
+            yield f"    prefetch_map({name}_at)"
         yield "if thread == 0:"
         for r in self.staging.rings:
             for i in range(r.stages):
