@@ -61,13 +61,19 @@ class TaskRounds(RowExponentials):
         stated = find(self.program.attributes, Tasks)
         if stated is not None:
             return cast(TaskOrder, stated.order)
-        loops = [s.axis for s in statements(self.program.body) if isinstance(s, For)]
-        bounds = [x for a in loops if a.hi is not None for x in (a.lo, a.hi) if x is not None]
+        bounds = [x for a in self._loops() for x in (a.lo, a.hi) if x is not None]
         if not bounds:
             return "turns"
         grid = next(s for s in self.program.body if isinstance(s, Grid))
         known = not any(map(self._from_memory, bounds))
         return "balanced" if known and _by_length(grid.axes) else "longest"
+
+    def _loops(self) -> list[LoopAxis]:
+        return [s.axis for s in statements(self.program.body) if isinstance(s, For)]
+
+    def _first_is_longest(self) -> bool:
+        """Do loops start where the tile lies and run to the end, so that the first tiles' are the longest?"""
+        return any(a.lo is not None and a.hi is None for a in self._loops())
 
     def _from_memory(self, e: Expr) -> bool:
         """Does a bound depend on what a tensor holds?"""
@@ -181,17 +187,19 @@ class TaskRounds(RowExponentials):
         self.text.line(f"{self.next_indices.get(name, name)} = {value}")
 
     def _indices_by_length(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
-        """The last tiles, whose loops are often the longest, first; of the other indices as many together as fit into the
-        level 2 cache with what their loops read."""
+        """Tiles with the longest loops first; of the other indices as many together as fit into the level 2 cache with what
+        their loops read."""
         found = self.sorted
         group, inside = self._divided("task", found.tasks, "group", "inside")
         start = self.assign("start", Code(f"{group} * {found.together}", DType.I64))
         some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
         tile, rest = self._divided(inside, some, "tile", "rest")
-        first = f"{counts[-1]} - 1 - {tile}"
+        falling, rising = tile, f"{counts[-1]} - 1 - {tile}"
+        if not self._first_is_longest():
+            falling, rising = rising, falling
         if found.groups:
-            first = f"{first} if ({found.groups} - {group}) & 1 else {tile}"
-        self._index_is(axes[-1], first)
+            falling = f"{falling} if ({found.groups} - {group}) & 1 else {rising}"
+        self._index_is(axes[-1], falling)
         if len(axes) > 1:
             rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
             self._indices(axes[:-1], counts, rest)
