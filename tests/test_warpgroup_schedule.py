@@ -236,4 +236,6 @@ def test_each_variant_assembles_without_spills(variant: str) -> None:
     assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)
     assert "C75" not in kernel.log
     assert re.search(r"\bHGMMA\.64x\d+x16", kernel.sass)
-    assert kernel.sass.count("UTMACCTL.PF") == len(first.maps)  # tensor maps are asked for before the first barrier
+    assert kernel.sass.count("UTMACCTL.PF") == len(
+        first.maps
+    )  # tensor maps are asked for before the first barrier

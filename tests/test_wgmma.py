@@ -90,6 +90,19 @@ def test_tiles_that_are_no_whole_chunks_stay_inside_themselves(columns: int) -> 
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+def test_what_serves_other_strides_keeps_to_matrix_units() -> None:
+    """Its warps take tiles of 128 x 128, for they have no room for those of the warpgroups."""
+    module = parse_module(product(rows=192, columns=176))
+    source = generate(module, SM_90A)
+    assert "# tier mma" in source.partition("def g_any(")[2]
+    inputs = {"a": drawn(1, 40, 24), "b": drawn(1, 136, 24)}
+    ran: list[str] = []
+    got = emulate.run_module(module, source, inputs, {}, preferred=False, ran=ran)["o"]
+    want = inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    assert ran == ["g_any"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
 GATED = """module g { tile g(x: f16[M, K], u: f16[N, K], w: f16[N, K], bias: f32[N], o: out f16[M, N], r: out f32[M, N]) {
     extents M, K, N
     tier wgmma

@@ -124,16 +124,19 @@ LEAST_TILE = 32
 
 
 def _smaller(program: TileProgram) -> Iterator[TileProgram]:
-    """The program, then with its parallel loop's largest tile halved, and again."""
+    """The program, then with its parallel loop's tiles down to powers of two, then with the largest halved, and again."""
+    yield program
+    (grid,) = (s for s in program.body if isinstance(s, Grid))
+    axes = [replace(a, tile=1 << a.tile.bit_length() - 1) if a.tile else a for a in grid.axes]
     while True:
-        yield program
-        (grid,) = (s for s in program.body if isinstance(s, Grid))
-        largest = max(grid.axes, key=lambda a: a.tile or 0)
-        if (largest.tile or 0) <= LEAST_TILE or largest.tile % 2:  # type: ignore[operator]
+        yield replace(
+            program, body=tuple(replace(s, axes=tuple(axes)) if s is grid else s for s in program.body)
+        )
+        largest = max(range(len(axes)), key=lambda i: axes[i].tile or 0)
+        tile = axes[largest].tile or 0
+        if tile <= LEAST_TILE:
             return
-        axes = tuple(replace(a, tile=a.tile // 2) if a is largest and a.tile else a for a in grid.axes)
-        body = tuple(replace(s, axes=axes) if s is grid else s for s in program.body)
-        program = replace(program, body=body)
+        axes[largest] = replace(axes[largest], tile=tile // 2)
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
