@@ -313,6 +313,11 @@ def _types_asked_once(context: Any) -> Iterator[None]:
     resolve = context.resolve_function_type
 
     def resolved(function: Any, args: Any, kws: Any) -> Any:
+        if function in (
+            "static_getitem",
+            "static_setitem",
+        ):  # their second argument is the index itself, a slice perhaps
+            return resolve(function, args, kws)
         key = function, tuple(args), tuple(sorted(kws.items()))
         found = known.get(key)
         if found is None:

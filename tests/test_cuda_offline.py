@@ -227,3 +227,21 @@ def test_types_are_asked_once_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked.values()) <= {0, 1}
     assert len(asked) > 20
     assert "resolve_function_type" not in vars(context)
+
+
+@needs_toolkit
+def test_subscripts_known_when_compiling_are_typed_each_time() -> None:
+    """A slice stands in no table, and their keywords are an empty tuple."""
+    from tileloom.runtime.cuda import _types_asked_once
+
+    class Context:
+        def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+            return object()
+
+    context = Context()
+    with _types_asked_once(context):
+        for index in (0, slice(1, 2)):
+            found = [context.resolve_function_type("static_getitem", (1, index), ()) for _ in range(2)]
+            assert found[0] is not found[1]
+        assert len({context.resolve_function_type("add", (1, 2), {}) for _ in range(2)}) == 1
+        assert len({context.resolve_function_type("add", (1, 2), {"a": 1}) for _ in range(2)}) == 1
