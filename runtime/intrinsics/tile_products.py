@@ -192,8 +192,11 @@ class _Product:
         panel = sides[2].at(b, _i64(0), j)
         if self.pack is None:
             return panel
-        self.pack.call(b, sides[3], panel, [k, width])
-        return sides[3]
+        room, row = sides[3], _i64(self.run)
+        if isinstance(room.row, ir.Constant) and room.row.constant > row.constant:
+            room = replace(room, row=row)  # rows apart would fall into few sets of the first cache
+        self.pack.call(b, room, panel, [k, width])
+        return room
 
     def ahead(self, b: Builder, sides: list[Side], j: Any, counts: list[Any]) -> Callable[[Any], Runs] | None:
         """By rows of c, what the next panel is copied from, a share for each block of rows: the columns beside, or after the
