@@ -205,17 +205,19 @@ def sampled(case: str, variant: str, threads: int, samples_ms: list[float], **fa
 
 # ---------------------------------------------------------------- what the machine can do
 
-FMAS = 1 << 22
+FMAS, SUMS = 1 << 22, 12
+"""Enough sums to keep two units busy for five clocks, few enough for 16 registers."""
 
 
 def multiply_adds() -> Callable[[int, int, Any], None]:
-    """A task function that runs FMAS steps of 16 independent vector multiply-adds a task, all in registers."""
+    """A task function that runs FMAS steps of SUMS independent vector multiply-adds a task, all in registers."""
     from llvmlite import ir
     from numba import njit, types
     from numba.core import cgutils
     from numba.extending import intrinsic
 
     from tileloom.runtime.intrinsics.tasks import take_first, take_next
+    from tileloom.runtime.intrinsics.vectors import LANES
 
     vector, i64 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64)
 
@@ -230,11 +232,11 @@ def multiply_adds() -> Callable[[int, int, Any], None]:
             before, loop, after = b.basic_block, b.append_basic_block(), b.append_basic_block()
             b.branch(loop)
             b.position_at_end(loop)
-            i, sums = b.phi(i64), [b.phi(vector) for _ in range(16)]
+            i, sums = b.phi(i64), [b.phi(vector) for _ in range(SUMS)]
             later = [b.call(fma, [s, x, x]) for s in sums]
             up = b.add(i, ir.Constant(i64, 1))
             for phi, first, then in zip(
-                [i, *sums], [ir.Constant(i64, 0), *[x] * 16], [up, *later], strict=True
+                [i, *sums], [ir.Constant(i64, 0), *[x] * SUMS], [up, *later], strict=True
             ):
                 phi.add_incoming(first, before)
                 phi.add_incoming(then, loop)
@@ -261,6 +263,7 @@ def multiply_adds() -> Callable[[int, int, Any], None]:
 def floors(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
     """Peak of multiply-adds in registers, and of copying 256 MB, half of it written."""
     import tileloom as tl
+    from tileloom.runtime.intrinsics.vectors import LANES
     from tileloom.runtime.threads import run_tasks
 
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -272,7 +275,7 @@ def floors(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
         "multiply-adds in registers": (
             lambda: run_tasks(run, threads, out),
             "flops",
-            2.0 * 16 * LANES * FMAS * threads,
+            2.0 * SUMS * LANES * FMAS * threads,
         ),
         "copy 2^25 f32 to an array": (lambda: copied(x, out=y), "moved_bytes", 8.0 * x.size),
         "numpy copyto 2^25 f32": (lambda: np.copyto(y, x), "moved_bytes", 8.0 * x.size),
@@ -292,10 +295,6 @@ def floors(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
             samples,
             **({"tflops": rate / 1e3} if what == "flops" else {"gb_s": rate}),
         )
-
-
-LANES = 16
-"""Floats of the widest vectors; where the processor has narrower ones each becomes several."""
 
 
 # ---------------------------------------------------------------- a new process

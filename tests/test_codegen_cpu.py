@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tile_runner import both, close, compiled, functions_of, module_of
 
+import tileloom as tl
 from tileloom.compiler.codegen import cpu
 from tileloom.compiler.interpreter.elements import NUMPY
 from tileloom.compiler.interpreter.tile import integer, run_module
@@ -204,6 +206,40 @@ def test_products_of_every_shape() -> None:
     close(got["all"], a[:, 0] @ w, 1e-5)
     close(got["sums"], np.einsum("bmk,bnk->mn", a, b), 1e-5)
     close(got["batch"], np.einsum("bmk,bnk->bmn", a, b), 1e-5)
+
+
+STACKED = """
+kernel heads(o: f32[B, H, N, D], w: f32[C, H, D], x: f32[B, N, C]) -> y: f32[B, N, C] {
+    y[b, n, c] = sum[h, d](o[b, h, n, d] * w[c, h, d]) + x[b, n, c]
+}
+kernel dense(x: f32[B, N, C], w: f32[F, C], bias: f32[F]) -> y: f32[B, N, F] {
+    y[b, n, f] = gelu(sum[c](x[b, n, c] * w[f, c]) + bias[f])
+}
+"""
+
+
+@pytest.mark.parametrize(("b", "n", "tasks"), [(32, 20, 8), (9, 33, 9), (1, 20, 1)])
+def test_matrices_that_share_an_operand_share_its_panels(b: int, n: int, tasks: int) -> None:
+    """As many matrices a task as leave eight tasks; columns fill no whole tile, depths no whole vector."""
+    program, (h, d, c) = tl.parse(STACKED), (5, 13, 150)
+    o, w, x = normal(b, h, n, d), normal(c, h, d) / 8, normal(b, n, c)
+    kernel = tl.compile(program["heads"])
+    want = np.einsum("bhnd,chd->bnc", o.astype(np.float64), w) + x
+    close(kernel(o, w, x), want.astype(np.float32), 1e-5)
+    text = kernel._variants.latest().record.source  # type: ignore[union-attr]
+    assert ("# along b" in text) == (b > tasks)
+    assert "# along h" in text
+    f, bias = normal(c, c) / 12, normal(c)
+    t = np.einsum("bnc,fc->bnf", x.astype(np.float64), f) + bias
+    want = t / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3)))
+    kernel = tl.compile(program["dense"])
+    close(kernel(x, f, bias), want.astype(np.float32), 1e-5)
+    # other strides, and fewer rows than the tile was made for
+    wide = normal(b, 2 * n, c)
+    np.testing.assert_array_equal(
+        kernel(wide[:, ::2], f, bias), kernel(np.ascontiguousarray(wide[:, ::2]), f, bias)
+    )
+    np.testing.assert_array_equal(kernel(x[:, : n - 1], f, bias)[:, :9], kernel(x, f, bias)[:, :9])
 
 
 TWO_PRODUCTS = """module t {

@@ -14,6 +14,7 @@ from tileloom.runtime.intrinsics.tile_products import (
     multiply,
     multiply_packing,
     multiply_packing_bf16,
+    multiply_packing_several,
     pack,
     pack_f16,
     unpack,
@@ -143,6 +144,51 @@ def test_all_layouts_of_all_operands(m: int, n: int, k: int) -> None:
                     np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
                 assert (c[1 : m + 1, n] == 7).all()
                 assert (c[[0, m + 1]] == 7).all()
+
+
+@njit("void(f4[:,:,:], f4[:,:,:,:], f4[:,:,:], f4[:,::1], f4[:,::1], i8, i8, i8, b1)")
+def several(c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply_packing_several(
+        matrix(c, (0, 1, 0), 1, 2, 0), matrix(a, (0, 0, 0, 0), 2, 3, 0), matrix(b, (0, 0, 0), 1, 2, 0),
+        matrix(left, (0, 0), 0, 1, 112), matrix(panel, (0, 0), 0, 1, 64), m, n, k, fresh,
+        (a.shape[0], c.strides[0], a.strides[0]), (a.shape[1], a.strides[1], b.strides[0]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "n", "k"),
+    [((3, 5), 70, 20), ((1, 1), 40, 33), ((4, 3), 5, 7), ((2, 4), 530, 9), ((7, 2), 64, 16), ((2, 3), 3, 0)],
+)
+def test_stacked_and_chained_matrices(shape: tuple[int, int], n: int, k: int) -> None:
+    """Every result of a stack is the sum of the products of its chain, in all layouts, and nothing else is written: not
+    between the results of a stack, nor where pieces of a chain, whose lengths fill no vector, meet."""
+    m, (stack, chain) = 11, shape
+    a, b = drawn(np.float32, stack, chain, m, k), drawn(np.float32, chain, k, n)
+    want = np.einsum("schk,ckn->shn", a, b)
+    left, panel = np.full((96, 112), np.nan, np.float32), np.full((112, 64), np.nan, np.float32)
+    turned = [np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2) for x in (a, b)]
+    rows_first = np.ascontiguousarray(a.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    room = np.empty((stack, m + 2, 2 * n + 1), np.float32)
+    for c in (room[:, :, : n + 1], room[:, :, : 2 * n + 1 : 2]):
+        for x in (a, turned[0], rows_first, np.repeat(np.repeat(a, 2, 3), 2, 2)[:, :, ::2, ::2]):
+            for y in (b, turned[1], np.repeat(b, 2, 2)[:, :, ::2]):
+                c[:] = 7
+                for fresh, expected in ((True, want), (False, 2 * want)):
+                    several(c, x, y, left, panel, m, n, k, fresh)
+                    np.testing.assert_array_equal(c[:, 1 : m + 1, :n], expected)
+                assert (c[:, 1 : m + 1, n] == 7).all()
+                assert (c[:, [0, m + 1]] == 7).all()
+
+
+def test_a_stack_of_adjoining_rows_is_one_matrix() -> None:
+    a, b = drawn(np.float32, 4, 1, 13, 30), drawn(np.float32, 1, 30, 40)
+    left, panel = np.empty((96, 112), np.float32), np.empty((112, 64), np.float32)
+    c = np.full((6 * 13, 40), 7, np.float32)
+    inner = c[12:-14].reshape(4, 13, 40)  # results begin at row 1 of each
+    several(inner, a, b, left, panel, 13, 40, 30, True)
+    np.testing.assert_array_equal(c[13:-13], (a[:, 0] @ b[0]).reshape(-1, 40))
+    assert (c[:13] == 7).all()
+    assert (c[-13:] == 7).all()
 
 
 def test_packed_operand_is_widened() -> None:

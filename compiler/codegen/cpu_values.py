@@ -48,6 +48,8 @@ from .placement import Steps, depends_on_data, rebuild, run, transform
 
 PANEL_COLUMNS = 64
 """Columns of the panels that products copy: what the accumulators of one row hold, on the machine with the widest."""
+LONGEST_CHAIN = 512
+"""Steps of a panel, all of which one copy holds."""
 WHOLE_LANES = 16
 """A multiple of the number of elements that one vector holds anywhere."""
 
@@ -73,7 +75,8 @@ class Product:
 
     `verb` is the function that computes it; one that packs copies panels of b into `panel`, and where that pays a into
     `left`. `fresh` is Python text of when c has no value before. `copies`: where both operands are copied in the form of a
-    matrix unit."""
+    matrix unit. A product that packs takes all of one outer axis at once: `stack`, which b lacks, with the same panels, or
+    `chain`, which is summed over too, as if it were part of k."""
 
     c: Buffer
     a: View
@@ -87,6 +90,8 @@ class Product:
     fresh: str = "False"
     copies: Buffer | None = None
     left: Buffer | None = None
+    stack: str | None = None
+    chain: str | None = None
 
     @property
     def overwrites(self) -> bool:
@@ -355,10 +360,48 @@ class Values(Expressions):
         axes = (*self._shared(b, outer), k, j)
         read = self._plain_read(b, axes)
         if read is not None and (verb := pack_verb(self.params[read.tensor].dtype, c.dtype)):
-            verb, panel = verb.replace("pack", "multiply_packing"), self._panel(c.dtype, k, j)
-            room = None if i is None or left.lanes else self._room(c.dtype, i, k, j)
-            return Product(c, left, self._tensor_view(read), outer, i, j, k, verb, panel, left=room)
+            verb = verb.replace("pack", "multiply_packing")
+            made = Product(c, left, self._tensor_view(read), outer, i, j, k, verb, None)
+            return self._with_copies(made, d)
         return Product(c, left, self._packed(b, axes, c, carries), outer, i, j, k, "multiply", None)
+
+    def _with_copies(self, p: Product, d: Dot) -> Product:
+        """A product that packs, with room for what it copies and with the outer axes that it takes at once."""
+        if p.i is None or p.a.lanes or self.columns is not None:
+            return replace(p, panel=self._panel(p.c.dtype, p.k, p.j, 1))
+        in_b = self.types.of(d.b).axes if p.j in self.types.of(d.b).axes else self.types.of(d.a).axes
+        stacks = [x for x in p.outer if x in p.c.axes and x not in in_b and AxisIndex(x) in p.a.subscripts]
+        stack = stacks[-1] if stacks else None
+        rows = self._size(p.i) * (self._size(stack) if stack else 1)
+        chain, room = None, None
+        # a copy of the rows is of no use where one panel has all columns
+        if min(rows, self._size(p.j)) > PANEL_COLUMNS:
+            chain = self._chain(p, d)
+            steps = self._size(p.k) * (self._size(chain) if chain else 1)
+            room = self._room(p.c.dtype, (p.i, p.k), (rows, steps))
+        return replace(
+            p,
+            panel=self._panel(p.c.dtype, p.k, p.j, self._size(chain) if chain else 1),
+            left=room,
+            outer=tuple(x for x in p.outer if x not in (stack, chain)),
+            stack=stack,
+            chain=chain,
+            verb=p.verb.replace("packing", "packing_several") if stack or chain else p.verb,
+        )
+
+    def _chain(self, p: Product, d: Dot) -> str | None:
+        """The axis that the product sums over as if it were part of k, if one is short enough."""
+        chains = (
+            x
+            for x in reversed(d.over[:-1])
+            if all(AxisIndex(x) in v.subscripts for v in (p.a, p.b))
+            and self._size(x) * self._size(p.k) <= LONGEST_CHAIN
+        )
+        return next(chains, None)
+
+    def _size(self, axis: str) -> int:
+        """How long a tile is along an axis."""
+        return self._number(self.axes[axis].size)
 
     def _narrow(self, d: Dot, i: str | None, j: str) -> DType | None:
         """The type of the operands that a matrix unit takes for a product; None where it is computed otherwise."""
@@ -397,18 +440,15 @@ class Values(Expressions):
         assert self._copied is not None
         return self._copied
 
-    def _panel(self, dtype: DType, k: str, j: str) -> Buffer:
-        """Where products copy panels of an operand; one at a time, so those with the same steps share it."""
-        columns = min(PANEL_COLUMNS, _whole(self._number(self.axes[j].size)))
-        return self._shared_buffer("panel", dtype, (k, j), (_whole(self._number(self.axes[k].size)), columns))
+    def _panel(self, dtype: DType, k: str, j: str, chained: int) -> Buffer:
+        """Where products copy panels of an operand, those of a chain one below the other; one at a time, so those with the
+        same steps share it."""
+        columns = min(PANEL_COLUMNS, _whole(self._size(j)))
+        return self._shared_buffer("panel", dtype, (k, j), (chained * _whole(self._size(k)), columns))
 
-    def _room(self, dtype: DType, i: str, k: str, j: str) -> Buffer | None:
-        """Where products copy the operand whose elements are taken one at a time; none for so few columns that a copy is
-        used by a panel alone."""
-        rows, steps, columns = (self._number(self.axes[x].size) for x in (i, k, j))
-        if min(rows, columns) <= PANEL_COLUMNS or self.columns is not None:
-            return None
-        return self._shared_buffer("rows", dtype, (i, k), (rows, _padded(steps, dtype)))
+    def _room(self, dtype: DType, axes: tuple[str, str], sizes: tuple[int, int]) -> Buffer:
+        """Where products copy the operand whose elements are taken one at a time."""
+        return self._shared_buffer("rows", dtype, axes, (sizes[0], _padded(sizes[1], dtype)))
 
     def _shared_buffer(
         self, name: str, dtype: DType, axes: tuple[str, str], sizes: tuple[int, int]
@@ -505,16 +545,16 @@ class Values(Expressions):
         to, given = (self._matrix(v, row or column, column) for v in views)
         self.line(f"{verb}({to}, {given}, {rows}, {self.axes[column].count})")
 
-    def _matrix(self, v: View, row: str, column: str) -> str:
+    def _matrix(self, v: View, row: str, column: str, several: Iterable[str | None] = ()) -> str:
         """A view as an operand: the subscripts of its first element, which dimensions are rows and columns, and how far
-        apart neighbours on the slower of the two lie."""
+        apart neighbours on the slower of the two lie. `several`: axes along which it is the first of matrices."""
         places = v.place(row), v.place(column)
         texts = []
         for n, ix in enumerate(v.subscripts):
             axis = self.axes[ix.axis] if isinstance(ix, AxisIndex) else None
             if axis is None or not axis.lane:
                 texts.append(self.value(ix).text)
-            elif n in places:
+            elif n in places or axis.name in several:
                 texts.append("0" if v.lanes else axis.start)
             else:
                 texts.append(axis.lane if v.lanes else axis.index)
@@ -529,16 +569,17 @@ class Values(Expressions):
         i = p.i or p.j
         operands = [(self._stored(p.c), i, p.j), (p.a, p.i or p.k, p.k), (p.b, p.k, p.j)]
         copied = ""
+        over = p.k if p.chain is None else f"{p.chain}, {p.k}"
         if p.panel is not None:
-            copied = f", panels of {p.b.array} copied on the way"
+            copied = f", panels of {p.b.array} copied on the way" + (f" for all {p.stack}" if p.stack else "")
         if p.copies is not None:
             copied = ", on the matrix unit"
         sign = "=" if p.fresh == "True" else "+="
         counts = [self.axes[p.i].count if p.i else "1", self.axes[p.j].count, self.axes[p.k].count, p.fresh]
-        self.line(f"# {p.c.name} {sign} {p.a.array} · {p.b.array} over {p.k}{copied}")
+        self.line(f"# {p.c.name} {sign} {p.a.array} · {p.b.array} over {over}{copied}")
         self.open(f"{p.verb}(")
         for view, row, column in operands:
-            self.line(f"{self._matrix(view, row, column)},")
+            self.line(f"{self._matrix(view, row, column, (p.stack, p.chain))},")
         if p.copies is not None:
             self.line(f"matrix({p.copies.name}, (0,), 0, 0, 0),")
         if p.panel is not None:
@@ -546,9 +587,23 @@ class Values(Expressions):
             self.line(f"{room},  # for a copy of {p.a.array}" if p.left is not None else f"{room},")
             self.line(f"{self._matrix(self._stored(p.panel), p.k, p.j)},")
         self.line(f"{', '.join(counts)},")
+        for line in self._several(p):
+            self.line(line)
         self.depth -= 1
         self.line(")")
         self.depth = depth
+
+    def _several(self, p: Product) -> list[str]:
+        """Of the matrices that a product takes at once, how many there are and how far apart they lie, by kind."""
+        if p.stack is None and p.chain is None:
+            return []
+        lines = []
+        for axis, views in ((p.stack, (self._stored(p.c), p.a)), (p.chain, (p.a, p.b))):
+            apart = [f"{v.array}.strides[{v.place(axis)}]" for v in views] if axis else []
+            lines.append(
+                f"({', '.join([self.axes[axis].count, *apart])}),  # along {axis}" if axis else "None,"
+            )
+        return lines
 
     def _temporary_dot(self, d: Dot, hint: str) -> Expr:
         type_ = self.types.of(d)

@@ -26,7 +26,17 @@ from ..tile_ir import (
     subexpressions,
 )
 from .numba_text import BY_TYPE, Buffer, held
-from .placement import Types, Use, bodies, data_dependent, depends_on_data, uses_of, written
+from .placement import (
+    CHEAP,
+    MOST_AGAIN,
+    Types,
+    Use,
+    bodies,
+    data_dependent,
+    depends_on_data,
+    uses_of,
+    written,
+)
 
 if TYPE_CHECKING:
     from .cpu_expressions import Expressions
@@ -52,9 +62,6 @@ ARITHMETIC = frozenset(
     }
 )
 """Operations on vectors of any element type."""
-CHEAP = frozenset({"add", "sub", "mul"})
-MOST_AGAIN = 2
-"""So many of these operations on what is read are done again rather than kept in memory, which takes a store and a load."""
 FLOATING = frozenset({"abs", "sqrt", "floor", "ceil", "round", "rsqrt"})
 """Those on vectors of floats."""
 

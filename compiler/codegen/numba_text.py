@@ -68,6 +68,7 @@ EXPORTS = frozenset(
 """Names a generated file may import from the intrinsics."""
 PRODUCTS = frozenset(
     {"multiply", "multiply_packing", "multiply_packing_f16", "multiply_packing_bf16"}
+    | {"multiply_packing_several", "multiply_packing_several_f16", "multiply_packing_several_bf16"}
     | {"pack", "pack_f16", "pack_bf16", "unpack"}
 )
 """Names it may import from the module of products."""

@@ -177,9 +177,10 @@ def _without(axes: tuple[str, ...], over: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Use:
-    """One occurrence of a name: in which body, and the axes of the loop nest that reads it there."""
+    """One occurrence of a name: in which body, in which of all loop nests, and the axes of that."""
 
     body: int
+    number: int
     nest: frozenset[str]
     is_operand: bool
 
@@ -208,15 +209,19 @@ def uses_of(program: TileProgram, types: Types) -> dict[str, list[Use]]:
     """Where each name is read."""
     found: dict[str, list[Use]] = {}
 
+    numbers = count()
+
     def visit(e: Expr, axes: tuple[str, ...] | None, body: int) -> None:
-        stack = [(e, frozenset(types.of(e).axes if axes is None else axes), False)]
+        stack = [(e, frozenset(types.of(e).axes if axes is None else axes), next(numbers), False)]
         while stack:
-            x, nest, operand = stack.pop()
+            x, nest, number, operand = stack.pop()
             if isinstance(x, Name):
-                found.setdefault(x.name, []).append(Use(body, nest, operand))
+                found.setdefault(x.name, []).append(Use(body, number, nest, operand))
             for y in operands(x):
-                own = isinstance(x, Dot | Reduce)
-                stack.append((y, frozenset(types.of(y).axes) if own else nest, isinstance(x, Dot)))
+                if isinstance(x, Dot | Reduce):
+                    stack.append((y, frozenset(types.of(y).axes), next(numbers), isinstance(x, Dot)))
+                else:
+                    stack.append((y, nest, number, False))
 
     for owner, body in bodies(program.body):
         for s in body:
@@ -238,21 +243,34 @@ def written(program: TileProgram) -> frozenset[str]:
 def inlined(program: TileProgram, types: Types) -> frozenset[str]:
     """Names of tile values that their one consumer computes in its own loop nest."""
     uses, stored = uses_of(program, types), written(program)
-    return frozenset(
-        s.name
-        for _, body in bodies(program.body)
-        for s in body
-        if isinstance(s, Let)
-        and s.type.axes
-        and _may_inline(s, uses.get(s.name, []), id(body), stored, types)
-    )
+    found: set[str] = set()
+    repeated: set[str] = set()
+    for _, body in bodies(program.body):
+        for s in body:
+            if not isinstance(s, Let) or not s.type.axes:
+                continue
+            its = uses.get(s.name, [])
+            if _may_inline(s, its, id(body), stored, types):
+                reads = {x.name for x in subexpressions(s.value) if isinstance(x, Name)}
+                if len(its) == 1 or not reads & repeated:
+                    found.add(s.name)
+                if len(its) > 1 or reads & repeated:
+                    repeated.add(s.name)
+    return frozenset(found)
+
+
+CHEAP = frozenset({"add", "sub", "mul"})
+MOST_AGAIN = 2
+"""So many of these operations on what is read are done again rather than kept in memory, which takes a store and a load; in
+one loop nest LLVM does them once."""
 
 
 def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], types: Types) -> bool:
-    """Used once, in its own body, and there by a nest over the same axes (a plain read may be repeated over more)."""
+    """Used in its own body and there by a nest over the same axes (a plain read may be repeated over more): once, or
+    several times if it is cheap."""
     value = types.of(s.value)
     if (
-        len(uses) != 1
+        not uses
         or uses[0].body != body
         or value.dtype is not s.type.dtype
         or set(value.axes) != set(s.type.axes)
@@ -260,7 +278,19 @@ def _may_inline(s: Let, uses: list[Use], body: int, stored: frozenset[str], type
         return False
     if any(isinstance(x, Load) and x.tensor in stored for x in subexpressions(s.value)):
         return False
-    return uses[0].nest == frozenset(s.type.axes) or _is_plain_read(s.value)
+    same_nest = all(u.nest == frozenset(s.type.axes) for u in uses)
+    if len(uses) > 1:
+        one = len({u.number for u in uses}) == 1 and not uses[0].is_operand
+        return one and same_nest and _is_cheap(s.value)
+    return same_nest or _is_plain_read(s.value)
+
+
+def _is_cheap(e: Expr) -> bool:
+    """Is it a few sums and products of what is read?"""
+    inner = [x for x in subexpressions(e) if not isinstance(x, Name | Const | ScalarRef | AxisIndex)]
+    return sum(isinstance(x, Apply) for x in inner) <= MOST_AGAIN and all(
+        isinstance(x, Load) or (isinstance(x, Apply) and x.op in CHEAP) for x in inner
+    )
 
 
 def inherited(program: TileProgram, inlined: frozenset[str]) -> dict[str, str]:

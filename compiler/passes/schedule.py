@@ -37,7 +37,7 @@ class TileSizes:
 
     row, column, inner: a contraction's output rows and columns and its reduced axis; query, key: rows and loop axis of a
     cascade around a contraction; line, lines: the loop axis and the grid axis of row reductions; flat: elementwise;
-    volume: the most elements that one tile may have.
+    volume: the most elements that one tile may have; stack: matrices of a contraction that share its other operand.
     """
 
     row: int
@@ -49,6 +49,7 @@ class TileSizes:
     lines: int
     flat: int
     volume: int
+    stack: int | None = None
 
 
 CPU_TILES = TileSizes(
@@ -252,13 +253,40 @@ def _cpu_product_tiles(
     others = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.grid if a not in roles.tiled)
     depth = math.prod(axis_size(graph, a, sizes) or 1 for a in roles.reduced)
     even = best is CPU_MATRIX_TILES  # copies both operands for each task
-    best = _thin_tiles(lengths, depth) or (best if even else _wide_tiles(region))
+    thin = _thin_tiles(lengths, depth)
+    best = thin or (best if even else _wide_tiles(region))
+    if thin is None and not even:
+        best = _deep_tiles(best, depth)
+        matrices = axis_size(graph, roles.stacked, sizes) or 1 if roles.stacked is not None else 1
+        stack = _stack(lengths, matrices, others)
+        if stack > 1:
+            return replace(best, row=_whole(lengths[0]), stack=stack)
     row, column = best.row, best.column
     while others * -(-lengths[0] // row) * -(-lengths[1] // column) < FEWEST_TASKS and max(row, column) > 64:
         if min(row, lengths[0]) * min(column, lengths[1]) * depth < LARGEST_TASK:
             break
         row, column = (row, column // 2) if column > (row - 1 if even else 64) else (row // 2, column)
     return replace(best, row=row, column=column)
+
+
+STACKED_ROWS = 256
+"""So many rows are enough for one copy of a panel; their other operand still fits into a core's own cache."""
+
+
+def _stack(lengths: list[int], matrices: int, tasks: int) -> int:
+    """How many matrices of few rows share the copies of the other operand; `tasks` there are without that."""
+    if not 0 < lengths[0] <= STACKED_ROWS // 2 or lengths[1] <= CPU_COLUMNS // 4:
+        return 1
+    return min(STACKED_ROWS // _whole(lengths[0]), matrices, max(1, tasks // (2 * FEWEST_TASKS)))
+
+
+def _deep_tiles(s: TileSizes, depth: int) -> TileSizes:
+    """A sum that is a little longer than a tile takes one all the same: the results are then read and written once."""
+    return replace(s, inner=_whole(depth)) if s.inner < depth <= s.inner * 3 // 2 else s
+
+
+def _whole(length: int) -> int:
+    return -(-length // 32) * 32
 
 
 LARGEST_TASK = 1 << 21
@@ -347,6 +375,8 @@ class Roles:
     tiled: tuple[str, ...]
     contraction_inside: bool
     contraction_outside: bool
+    stacked: str | None = None
+    """A grid axis of the first tiled axis' operand, which the other one lacks: matrices side by side."""
 
 
 def axis_plan(
@@ -364,12 +394,15 @@ def axis_plan(
     roles = axis_roles(graph, region, sizes, cut)
     chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
     limits = region_tiles(graph, region, roles, schedule, target, sizes, stated, remarks)
-    free = {a: n for a, n in _default_tiles(region, roles, limits).items() if a not in stated}
+    default = _default_tiles(region, roles, limits)
+    if not isinstance(target, CudaTarget) and schedule.tier != MATRIX_TIER and roles.contraction_outside:
+        default |= _chained(graph, region, roles, sizes, limits.inner)
+    free = {a: n for a, n in default.items() if a not in stated}
     fixed = {**{a: n or 1 for a, n in stated.items()}, **chosen}
-    default = _bounded(free, fixed, region, limits.volume, _in_order(graph))
+    bounded = _bounded(free, fixed, region, limits.volume, _in_order(graph))
     tiles: list[tuple[str, int | None]] = []
     for axis in (*roles.grid, *roles.whole, *roles.reduced, *roles.serial):
-        size = (stated[axis] or None) if axis in stated else default.get(axis)
+        size = (stated[axis] or None) if axis in stated else bounded.get(axis)
         tiles.append((axis, chosen.get(axis, size)))
     _within_limits(schedule, region, dict(tiles), set(stated))
     shown = ", ".join(f"{a} by {n}" if n else f"{a} by 1" for a, n in tiles)
@@ -431,7 +464,8 @@ def axis_roles(
     reduced = order(a for a in bound if a not in whole)
     serial = order(a for axes in root_axes for a in axes if a not in {*grid, *whole, *reduced})
     tiled, inside, outside = _tiled(region, outer, grid)
-    return Roles(grid, order(whole), reduced, serial, tiled, inside, outside)
+    stacked = _stacked(region, outer, grid, tiled) if len(tiled) == 2 else None
+    return Roles(grid, order(whole), reduced, serial, tiled, inside, outside, stacked)
 
 
 def _in_order(graph: Graph) -> Callable[[Iterable[str]], tuple[str, ...]]:
@@ -488,6 +522,27 @@ def _tiled(region: Region, outer: list[Reduce], grid: tuple[str, ...]) -> tuple[
     return tuple(tiled), inside, outside
 
 
+def _stacked(
+    region: Region, outer: list[Reduce], grid: tuple[str, ...], tiled: tuple[str, ...]
+) -> str | None:
+    """The last grid axis beside the first tiled one that its operand has and the other lacks, if it is a plain subscript."""
+    for r in outer:
+        split = contraction(r.body, frozenset(r.bound)) if r.fn == "sum" else None
+        if split is None:
+            continue
+        a, b = (frozenset().union(*(f.axes for f in side)) for side in split)
+        mine, other = (a, b) if tiled[0] in a else (b, a)
+        found = [x for x in grid if x in mine - other and x not in tiled and _is_plain(region.values, x)]
+        return found[-1] if found else None
+    return None
+
+
+def _is_plain(values: list[Node], axis: str) -> bool:
+    """Does the axis stand in subscripts only as it is?"""
+    indices = (i for n in walk(values) if isinstance(n, Read) for i in n.indices if axis in i.axes)
+    return all(isinstance(i, Index) for i in indices)
+
+
 def _in_index_arithmetic(values: list[Node], axis: str) -> bool:
     """Does the axis occur in a subscript through a division (a shared head, a page)? One index a task keeps that scalar."""
     return any(
@@ -508,6 +563,8 @@ def _default_tiles(region: Region, roles: Roles, s: TileSizes) -> dict[str, int 
     elif roles.contraction_outside:
         out.update(zip(roles.tiled, [s.row] + [s.column] * len(roles.tiled), strict=False))
         out.update(dict.fromkeys(loops, s.inner))
+        if roles.stacked is not None:
+            out[roles.stacked] = s.stack
     elif loops:
         out.update(dict.fromkeys(roles.tiled, s.lines if s.lines > 1 else None))
         out.update(dict.fromkeys(loops, s.line))
@@ -517,6 +574,26 @@ def _default_tiles(region: Region, roles: Roles, s: TileSizes) -> dict[str, int 
         out.update({a: None for axes in sets for a in axes[:-1]})
     else:
         out.update(dict.fromkeys(roles.tiled, s.flat))
+    return out
+
+
+def _chained(
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], inner: int
+) -> dict[str, int | None]:
+    """Tiles of axes that a contraction sums over together: those of the last one follow one another up to `inner` steps."""
+    out: dict[str, int | None] = {}
+    for r in reductions(region.values):
+        axes = [a for a in r.bound if a in roles.reduced]
+        if r.fn != "sum" or len(axes) < 2 or contraction(r.body, frozenset(r.bound)) is None:
+            continue
+        length = axis_size(graph, axes[-1], sizes)
+        if not length:
+            continue
+        out.update(dict.fromkeys(axes))
+        out[axes[-1]] = last = min(inner, 1 << (length - 1).bit_length())
+        count = axis_size(graph, axes[-2], sizes) or 1
+        passes = -(-count // max(1, inner // last))
+        out[axes[-2]] = -(-count // passes) if passes < count else None
     return out
 
 

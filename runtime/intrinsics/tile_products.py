@@ -11,6 +11,7 @@ it falls into.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +71,26 @@ PANELS_PER_COPY = 8
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Matrices c and a, so many of each and so many bytes apart, to be multiplied with one b: its panels are copied once."""
+
+    count: Any = None
+    c_apart: Any = None
+    a_apart: Any = None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Matrices a and b, so many of each, of `length` steps and so many bytes apart, whose products are added up: copied one
+    after another they are one product of more steps."""
+
+    count: Any = None
+    length: Any = None
+    a_apart: Any = None
+    b_apart: Any = None
+
+
+@dataclass(frozen=True)
 class _Product:
     """Writes `c (+)= a · b` for element type `t`. `pack` readies panels of b, which then lies anywhere; without it b's
     columns are dense."""
@@ -77,6 +98,8 @@ class _Product:
     t: Any
     pack: _Pack | None
     blocks: Blocking
+    stack: Stack | None = None
+    chain: Chain | None = None
 
     @property
     def lanes(self) -> int:
@@ -86,11 +109,29 @@ class _Product:
     def vector(self) -> Any:
         return ir.VectorType(self.t, self.lanes)
 
+    @property
+    def several(self) -> bool:
+        return self.stack is not None or self.chain is not None
+
+    def of_several(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
+        """`body` for matrices that are stacked or chained; what `Stack` and `Chain` say stands behind the other counts."""
+        (m, n, k, fresh), rest, made = counts[:4], counts[4:], self
+        if self.stack is not None:
+            stacked, c_apart, a_apart = rest[:3]
+            pairs = ((sides[0].row, c_apart), (sides[1].row, a_apart))
+            tall = b.and_(*(b.icmp_signed("==", apart, b.mul(m, row)) for row, apart in pairs))
+            made = replace(made, stack=Stack(b.select(tall, _i64(1), stacked), c_apart, a_apart))
+            m = b.select(tall, b.mul(m, stacked), m)
+        if self.chain is not None:
+            made = replace(made, chain=Chain(rest[-3], k, *rest[-2:]))
+            k = b.mul(k, rest[-3])
+        made.body(b, sides, [m, n, k, fresh])
+
     def body(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """The way that suits where operands lie and how many rows and columns there are, asked at run time."""
         c, size = sides[0], _i64(_size(self.t))
         done = b.append_basic_block("done")
-        if self.pack is not None and self.pack.source == self.t:
+        if self.pack is not None and self.pack.source == self.t and not self.several:
             self.thin(b, sides, counts, done)
         if _is_known(c.column, size):
             self.panels(b, sides, counts)
@@ -146,24 +187,27 @@ class _Product:
 
     def panels(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
-        c, a = sides[0], self.readied(b, sides, counts)
+        c, (a, stack) = sides[0], self.readied(b, sides, counts)
         m, n, k, fresh = counts
         count = self.blocks.wide * self.lanes
         with _steps(b, _i64(0), n, count) as j:
             panel = self.panel(b, sides, j, k, _i64(count))
             ahead = self.ahead(b, sides, j, counts)
-            self.rows(b, (c.at(b, _i64(0), j), a, panel), (m, k, fresh), None, ahead)
+            self.matrices(b, (c.at(b, _i64(0), j), a, panel), (m, k, fresh), None, ahead, stack)
         j = b._last_index
         with b.if_then(b.icmp_signed("<", j, n)):
-            self.vectors(b, sides, a, counts, j)
+            self.vectors(b, sides, a, counts, j, stack)
 
     def singly(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """All columns by masked vectors, for a c whose columns lie apart."""
         count = self.blocks.wide * self.lanes
+        a, stack = self.readied(b, sides, counts) if self.several else (sides[1], None)
         with _steps(b, _i64(0), b.add(counts[1], _i64(count - 1)), count) as j:
-            self.vectors(b, sides, sides[1], counts, j)
+            self.vectors(b, sides, a, counts, j, stack)
 
-    def vectors(self, b: Builder, sides: list[Side], a: Side, counts: list[Any], j: Any) -> None:
+    def vectors(
+        self, b: Builder, sides: list[Side], a: Side, counts: list[Any], j: Any, stack: Stack | None
+    ) -> None:
         """The columns from j on, a panel at most, by masked vectors."""
         m, n, k, fresh = counts
         count = _i64(self.blocks.wide * self.lanes)
@@ -172,20 +216,41 @@ class _Product:
         with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
             mask = first_lanes(b, b.sub(width, v), self.lanes)
             narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
-            self.rows(b, narrow, (m, k, fresh), mask, None)
+            self.matrices(b, narrow, (m, k, fresh), mask, None, stack)
 
-    def readied(self, b: Builder, sides: list[Side], counts: list[Any]) -> Side:
-        """a with dense columns: where it lies, or a copy where there is room for one and enough columns of b to use it."""
+    def readied(self, b: Builder, sides: list[Side], counts: list[Any]) -> tuple[Side, Stack | None]:
+        """a with dense columns: where it lies, or a copy where there is room for one and enough columns of b to use it, or
+        where it is a chain. With it the stack, whose matrices the copy brings near each other."""
         if len(sides) < 5:
-            return sides[1]
-        (_, a, _, _, space), (m, n, k, _) = sides, counts
-        assert self.pack is not None
+            return sides[1], self.stack
+        (_, a, _, _, space), (m, n, k, _), stack = sides, counts, self.stack
         size = _i64(_size(self.t))
         often = b.icmp_signed(">=", n, _i64(PANELS_PER_COPY * self.blocks.wide * self.lanes))
         pays = b.or_(often, b.icmp_signed("!=", a.column, size))
+        if self.chain is not None:
+            pays = b.or_(pays, b.icmp_signed(">", self.chain.count, _i64(1)))
         with b.if_then(pays):
-            replace(self.pack, source=self.t, widen=_same).call(b, space, a, [m, k])
-        return Side(b.select(pays, space.address, a.address), b.select(pays, space.row, a.row), size)
+            self.copied(b, space, a, m, k)
+        if stack is not None:
+            stack = replace(stack, a_apart=b.select(pays, b.mul(m, space.row), stack.a_apart))
+        return Side(b.select(pays, space.address, a.address), b.select(pays, space.row, a.row), size), stack
+
+    def copied(self, b: Builder, space: Side, a: Side, m: Any, k: Any) -> None:
+        """Copy a; the matrices of a stack one below the other, those of a chain beside each other, so that nothing may be
+        written beyond one."""
+        assert self.pack is not None
+        copy = replace(self.pack, source=self.t, widen=_same, exact=self.chain is not None)
+        size = _i64(_size(self.t))
+        with ExitStack() as loops:
+            if self.stack is not None:
+                s = loops.enter_context(_steps(b, _i64(0), self.stack.count, 1))
+                a = replace(a, address=_moved(b, a.address, s, self.stack.a_apart))
+                space = replace(space, address=_moved(b, space.address, s, b.mul(m, space.row)))
+            if self.chain is not None:
+                p, k = loops.enter_context(_steps(b, _i64(0), self.chain.count, 1)), self.chain.length
+                a = replace(a, address=_moved(b, a.address, p, self.chain.a_apart))
+                space = replace(space, address=_moved(b, space.address, b.mul(p, k), size))
+            copy.call(b, space, a, [m, k])
 
     def panel(self, b: Builder, sides: list[Side], j: Any, k: Any, width: Any) -> Side:
         """Columns j and on of b, with dense rows."""
@@ -195,13 +260,19 @@ class _Product:
         room, row = sides[3], _i64(self.run)
         if isinstance(room.row, ir.Constant) and room.row.constant > row.constant:
             room = replace(room, row=row)  # rows apart would fall into few sets of the first cache
-        self.pack.call(b, room, panel, [k, width])
+        if self.chain is None:
+            self.pack.call(b, room, panel, [k, width])
+            return room
+        with _steps(b, _i64(0), self.chain.count, 1) as p:
+            part = replace(panel, address=_moved(b, panel.address, p, self.chain.b_apart))
+            to = room.at(b, b.mul(p, self.chain.length), _i64(0))
+            self.pack.call(b, to, part, [self.chain.length, width])
         return room
 
     def ahead(self, b: Builder, sides: list[Side], j: Any, counts: list[Any]) -> Callable[[Any], Runs] | None:
         """By rows of c, what the next panel is copied from, a share for each block of rows: the columns beside, or after the
         last ones the first of the next rows. None where a panel's source has no dense runs that are known."""
-        if self.pack is None:
+        if self.pack is None or self.chain is not None:
             return None
         right, (m, n, k, _) = sides[2], counts
         count = _i64(self.blocks.wide * self.lanes)
@@ -226,6 +297,25 @@ class _Product:
     def run(self) -> int:
         """Bytes of a row of a block."""
         return self.blocks.wide * self.lanes * _size(self.t)
+
+    def matrices(
+        self,
+        b: Builder,
+        sides: tuple[Side, Side, Side],
+        counts: tuple[Any, Any, Any],
+        mask: Any,
+        ahead: Callable[[Any], Runs] | None,
+        stack: Stack | None,
+    ) -> None:
+        """All rows: those of each matrix of a stack."""
+        if stack is None:
+            self.rows(b, sides, counts, mask, ahead)
+            return
+        c, a, panel = sides
+        with _steps(b, _i64(0), stack.count, 1) as s:
+            out = replace(c, address=_moved(b, c.address, s, stack.c_apart))
+            left = replace(a, address=_moved(b, a.address, s, stack.a_apart))
+            self.rows(b, (out, left, panel), counts, mask, ahead)
 
     def rows(
         self,
@@ -417,7 +507,7 @@ class _Pack:
         """`body` for a `to` with dense columns, as a function of the module."""
         size, wide = _i64(_size(self.source)), _i64(_size(self.t))
         known = next((n for n, x in (("column", given.column), ("row", given.row)) if _is_known(x, size)), "")
-        name = f"copy.{self.source}.{self.t}.{self.widen.__name__}.{known}"
+        name = f"copy.{self.source}.{self.t}.{self.widen.__name__}.{known}{'.exact' * self.exact}"
 
         def write(b: Builder, sides: list[Side], counts: list[Any]) -> None:
             to, given = Side(sides[0].address, sides[0].row, wide), sides[1]
@@ -590,37 +680,65 @@ def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh:
     return types.void(c, a, b, m, n, k, types.boolean), emit
 
 
-def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> Any:
+def _multiplication(
+    widen: Callable[[Builder, Any], Any] | None, operands: list[Any], several: list[Any]
+) -> Any:
+    """Signature and code of a product that packs, for the types of its arguments; `several`: those of stack and chain."""
+    c, a, b, left, panel = operands[:5]
+    kinds = [c, a, b, panel, *([left] if isinstance(left, Matrix) else [])]
+    way = _widened(b.dtype, panel.dtype) if widen is None else widen
+    if any(x.dtype != c.dtype for x in kinds if x is not b) or way is None:
+        return None
+    stacked, chained = (isinstance(x, types.BaseTuple) for x in several or (None, None))
+    name = (
+        f"multiply_packing{'' if widen is None else widen.__name__}{'_stack' * stacked}{'_chain' * chained}"
+    )
+
+    def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+        counts = [*_counts(context, builder, sig.args[5:8], args[5:8]), args[8]]
+        for kind, value in zip(sig.args[9:], args[9:], strict=True):
+            if isinstance(kind, types.BaseTuple):
+                parts = [builder.extract_value(value, i) for i in range(len(kind))]
+                counts += _counts(context, builder, kind, parts)
+        t = context.get_data_type(c.dtype)
+        copy = _Pack(context.get_data_type(b.dtype), t, way, False)
+        made = _Product(
+            t, copy, BLOCKS[REGISTER_BYTES], Stack() if stacked else None, Chain() if chained else None
+        )
+        sides = [*args[:3], args[4], *([args[3]] if isinstance(left, Matrix) else [])]
+        write = made.of_several if several else made.body
+        return _call_once(context, builder, name, kinds, sides, counts, write)
+
+    return types.void(*operands, types.boolean, *several), emit
+
+
+def _multiplying(widen: Callable[[Builder, Any], Any] | None) -> tuple[Any, Any]:
     @intrinsic
-    def operation(
+    def one(
         typing: Any, c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any
     ) -> Any:
-        room = isinstance(left, Matrix)
-        kinds = [c, a, b, panel, *([left] if room else [])]
-        way = _widened(b.dtype, panel.dtype) if widen is None else widen
-        if any(x.dtype != c.dtype for x in kinds if x is not b) or way is None:
-            return None
+        return _multiplication(widen, [c, a, b, left, panel, m, n, k], [])
 
-        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-            counts = [*_counts(context, builder, sig.args[5:8], args[5:8]), args[8]]
-            t = context.get_data_type(c.dtype)
-            copy = _Pack(context.get_data_type(b.dtype), t, way, False)
-            write = _Product(t, copy, BLOCKS[REGISTER_BYTES]).body
-            name = f"multiply_packing{'' if widen is None else widen.__name__}"
-            sides = [*args[:3], args[4], *([args[3]] if room else [])]
-            return _call_once(context, builder, name, kinds, sides, counts, write)
+    @intrinsic
+    def several(
+        typing: Any, c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any,
+        stack: Any, chain: Any,
+    ) -> Any:  # fmt: skip
+        return _multiplication(widen, [c, a, b, left, panel, m, n, k], [stack, chain])
 
-        return types.void(c, a, b, left, panel, m, n, k, types.boolean), emit
-
-    return operation
+    return one, several
 
 
-multiply_packing, multiply_packing_bf16, multiply_packing_f16 = map(
-    _multiplying, (None, _from_bf16, _from_f16)
-)
+multiply_packing, multiply_packing_several = _multiplying(None)
+multiply_packing_bf16, multiply_packing_several_bf16 = _multiplying(_from_bf16)
+multiply_packing_f16, multiply_packing_several_f16 = _multiplying(_from_f16)
 """`multiply_packing(c, a, b, left, panel, m, n, k, fresh)`: `multiply` for an `a` and a `b` that lie anywhere. Columns of b
 are copied into `panel` just before they are used, so many at a time as a block of c has; there they stay in a near cache for
-all rows. `left` is room for a copy of a, made where that pays; None: a is read where it lies."""
+all rows. `left` is room for a copy of a, made where that pays; None: a is read where it lies.
+
+`multiply_packing_several(…, fresh, stack, chain)`: the matrices are the first of several. stack = (count, bytes from c to c,
+bytes from a to a) for matrices of one b, chain = (count, bytes from a to a, bytes from b to b) for products added up; one of
+the two may be None. `left` has room for all of a, and `panel` for all steps."""
 
 
 def _packing(widen: Callable[[Builder, Any], Any] | None, exact: bool) -> Any:
