@@ -34,6 +34,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .deal import Deal, Demand, FragmentDeal, fragment_deal
+from .remembered import remembered
 from .scalar_cuda import Code
 from .simt import Kernel
 from .simt_source import (
@@ -64,6 +65,7 @@ class RegisterOperand:
     axes: tuple[str, ...]
 
 
+@remembered
 def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment. Raises `Unfit`."""
     if target.capability < (8, 0):

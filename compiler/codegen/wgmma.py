@@ -23,6 +23,7 @@ from ..target import CudaTarget
 from ..tile_ir import Dot, For, Grid, Let, TileProgram, TileType, statements, subexpressions
 from . import mma
 from .mma import Unfit
+from .remembered import remembered
 from .roles import MODULES, REGISTERS, ROWS, Loader
 from .simt import Kernel
 from .simt_elements import Wide
@@ -43,6 +44,7 @@ ORDERS: dict[TaskOrder, str] = {
 }
 
 
+@remembered
 def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     """The kernels of a program, the preferred first: whole tiles, ragged ones, and those of tier `mma`, which serve tensors
     that the copy engine cannot address. Raises `Unfit`."""

@@ -1,0 +1,57 @@
+"""Kernels that were generated a moment ago are the same, whoever asks for them and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tileloom as tl
+from tileloom.compiler.codegen.remembered import MOST, remembered
+from tileloom.compiler.codegen.simt import generate
+from tileloom.compiler.target import SM_80, SM_90A, CudaTarget
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.mark.parametrize("target", [SM_80, SM_90A])
+def test_the_same_source_each_time(target: CudaTarget) -> None:
+    kernel = tl.compile(tl.load(EXAMPLES / "matmul_gelu.tile")["matmul_gelu"], target=target.name)
+    made = kernel.compilation(M=1024, N=1024, K=1024, T="bf16")
+    assert made.module.programs[0].tier == ("wgmma" if target.has_wgmma else "mma")
+    assert {generate(made.module, target) for _ in range(3)} == {made.source}
+
+
+def test_programs_are_told_apart_by_what_they_show() -> None:
+    asked: list[Any] = []
+
+    @remembered
+    def generated(program: Any, target: Any) -> list[Any]:
+        asked.append((program, target))
+        return [repr(program)]
+
+    def ask(program: Any, target: Any = SM_80) -> list[Any]:
+        return generated(program, target)
+
+    assert [ask(x) for x in (0.0, -0.0, True, 1, 0.0)] == [["0.0"], ["-0.0"], ["True"], ["1"], ["0.0"]]
+    assert len(asked) == 4
+    ask(0.0, SM_90A)
+    assert len(asked) == 5
+    ask(0.0).clear()
+    assert ask(0.0) == ["0.0"]
+    for n in range(100, 100 + MOST):
+        ask(n)
+    asked.clear()
+    ask(0.0)
+    assert len(asked) == 1
+
+
+def test_what_is_refused_is_refused_again() -> None:
+    @remembered
+    def generated(program: Any, target: Any) -> list[Any]:
+        raise ValueError(program)
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="7"):
+            generated(7, SM_80)  # type: ignore[arg-type]
