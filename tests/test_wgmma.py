@@ -103,6 +103,26 @@ def test_what_serves_other_strides_keeps_to_matrix_units() -> None:
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize(
+    ("m", "kernel"), [(1, "g_few8"), (8, "g_few8"), (9, "g_few16"), (32, "g_few32"), (33, "g")]
+)
+def test_few_rows_come_alone(m: int, kernel: str) -> None:
+    """Boxes of no more rows than that; the rest of a slot holds NaN, which no result shows."""
+    inputs = {"a": drawn(1, m, 200), "b": drawn(1, 72, 200)}
+    module = parse_module(product(rows=64, columns=32))
+    source = generate(module, SM_90A)
+    ran: list[str] = []
+    got = emulate.run_module(module, source, inputs, {}, blocks=2, ran=ran)["o"]
+    want = inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    assert ran == [kernel]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+    rows = int(kernel.removeprefix("g_few")) if "few" in kernel else 64
+    (bytes_,) = re.findall(
+        r"expect_bytes\(.*, (\d+)\)", source.partition(f"def {kernel}(")[2].partition("\ndef ")[0]
+    )
+    assert int(bytes_) == 128 * (rows + 32)
+
+
 GATED = """module g { tile g(x: f16[M, K], u: f16[N, K], w: f16[N, K], bias: f32[N], o: out f16[M, N], r: out f32[M, N]) {
     extents M, K, N
     tier wgmma

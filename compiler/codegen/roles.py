@@ -82,7 +82,7 @@ class Role(TaskRounds):
     def _staged(self) -> Staging:
         output = Output(self.warpgroups, self._output_chunks())
         in_turn = self.order() != "longest"
-        return staging(self.program, self.tiles, self.target, output, in_turn)
+        return staging(self.program, self.tiles, self.target, output, in_turn, dict(self.wide.at_most))
 
     def _output_chunks(self) -> int:
         """Chunks of the widest result that leaves through shared memory."""
@@ -252,7 +252,7 @@ class Loader(Role):
         name = self.ring_names[r]
         at = "" if r.stages == 1 else f" + {BARRIER_BYTES} * {name}_slot"
         self.text.line(f"await_parity({self.empty_barrier(r)}{at}, {name}_phase ^ 1)")
-        self.text.line(f"expect_bytes({self.full_barrier(r)}{at}, {r.slot_bytes})")
+        self.text.line(f"expect_bytes({self.full_barrier(r)}{at}, {r.moved_bytes})")
         for b in r.boxes:
             for chunk in range(b.chunks):
                 to = f"shared + {r.start + r.offset(b) + chunk * b.chunk_bytes}"

@@ -9,6 +9,7 @@ through the same rings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from ..tile_ir import (
     Cast,
     Dot,
     Expr,
+    ExtentRef,
     For,
     Grid,
     Let,
@@ -33,6 +35,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .mma import Unfit
+from .tile_types import tile_axes
 
 CHUNK = 64  # columns of one box: 128 bytes
 ROW_BYTES = 128
@@ -67,6 +70,11 @@ class Box:
     def bytes(self) -> int:
         return self.chunks * self.chunk_bytes
 
+    @property
+    def moved_bytes(self) -> int:
+        """Less than its place has where a variant takes for granted that there are few rows."""
+        return self.chunks * math.prod(self.sizes[:-1]) * ROW_BYTES
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -83,6 +91,10 @@ class Ring:
     @property
     def slot_bytes(self) -> int:
         return sum(b.bytes for b in self.boxes)
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(b.moved_bytes for b in self.boxes)
 
     @property
     def name(self) -> str:
@@ -130,10 +142,12 @@ class Output:
 
 
 def staging(
-    program: TileProgram, tiles: dict[str, int], target: CudaTarget, output: Output, tasks_in_turn: bool
-) -> Staging:
-    """The staged tiles of a program and their places. `tasks_in_turn`: does a block take one task after another? Raises
-    `Unfit`."""
+    program: TileProgram, tiles: dict[str, int], target: CudaTarget, output: Output, tasks_in_turn: bool,
+    at_most: Mapping[str, int],
+) -> Staging:  # fmt: skip
+    """The staged tiles of a program and their places. `tasks_in_turn`: does a block take one task after another? `at_most`:
+    what extents are taken not to exceed; rows beyond are not brought, for the copy engine takes longer over rows outside a
+    tensor than over others. Raises `Unfit`."""
     names = _operand_tiles(program)
     looped = {
         s.name
@@ -145,7 +159,7 @@ def staging(
     groups = _grouped(program, names)
     rings = [
         Ring(
-            tuple(box(x, program, tiles) for x in group),
+            tuple(box(x, program, tiles, at_most) for x in group),
             any(n in looped for n, x in names.items() if x in group),
         )
         for group in groups
@@ -237,7 +251,7 @@ def _join(groups: list[list[Load]], loads: list[Load]) -> None:
     groups[:] = [g for g in groups if g not in met] + [merged]
 
 
-def box(load: Load, program: TileProgram, tiles: dict[str, int]) -> Box:
+def box(load: Load, program: TileProgram, tiles: dict[str, int], at_most: Mapping[str, int]) -> Box:
     """The box of a tile. Raises `Unfit` where the copy engine cannot bring it."""
     param, subscripts = program.param(load.tensor), load.subscripts
     spanned = [(i, x.axis) for i, x in enumerate(subscripts) if isinstance(x, AxisIndex) and x.axis in tiles]
@@ -263,7 +277,9 @@ def box(load: Load, program: TileProgram, tiles: dict[str, int]) -> Box:
     (row_at, row), (_, column) = spanned
     if tiles[row] > LARGEST_BOX:
         raise Unfit(f"{what} has {tiles[row]} rows; a box holds {LARGEST_BOX}")
-    sizes = tuple(tiles[row] if i == row_at else 1 for i in range(len(subscripts) - 1))
+    extent = tile_axes(program, dict(program.statics))[row].extent
+    exist = at_most.get(extent.name, tiles[row]) if isinstance(extent, ExtentRef) else tiles[row]
+    sizes = tuple(min(tiles[row], exist) if i == row_at else 1 for i in range(len(subscripts) - 1))
     return Box(load, row, column, tiles[row], tiles[column], (*sizes, CHUNK))
 
 

@@ -20,7 +20,21 @@ from ...dsl.types import DType
 from ..layouts import Unskewed, find
 from ..schedule import TaskOrder
 from ..target import CudaTarget
-from ..tile_ir import Dot, For, Grid, Let, TileProgram, TileType, statements, subexpressions
+from ..tile_ir import (
+    AxisIndex,
+    Dot,
+    ExtentRef,
+    For,
+    Grid,
+    Let,
+    Load,
+    Reduce,
+    TileProgram,
+    TileType,
+    expressions,
+    statements,
+    subexpressions,
+)
 from . import mma
 from .mma import Unfit
 from .remembered import remembered
@@ -29,7 +43,7 @@ from .simt import Kernel
 from .simt_elements import Wide
 from .simt_source import plain
 from .staging import BARRIER_BYTES, OUTPUT_BYTES, ROW_BYTES
-from .streams import facts_of, tile_multiples
+from .streams import facts_of, only_adds_products, tile_multiples
 from .tile_types import contexts, is_product, tile_axes
 from .warpgroup_form import prepared
 from .warpgroup_loops import TURNS
@@ -58,7 +72,32 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
         found = WarpgroupKernel(ready, target, wide, suffix, warpgroups)
         if not made or found.unnamed() != made[0].unnamed():
             made.insert(0, found)
-    return [*made, *_fallback(program, target)]
+    few = [
+        WarpgroupKernel(ready, target, Wide(at_most=((extent, n),)), f"few{n}", warpgroups)
+        for extent in _rows_that_may_lack(ready, warpgroups)
+        for n in FEW_ROWS
+    ]
+    return [*few, *made, *_fallback(program, target)]
+
+
+FEW_ROWS = (8, 16, 32)
+"""Most rows of a result for which a variant brings no more rows of the first operand than these."""
+
+
+def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
+    """The extent of the rows of one warpgroup's sums of products, of which those that do not exist may hold anything,
+    because nothing is computed across rows; none where rows are many, or are the columns of their operand's boxes."""
+    loops = [s for s in statements(program.body) if isinstance(s, For)]
+    rows = {c.type.axes[:1] for s in loops for c in s.carries}
+    if warpgroups > 1 or len(rows) != 1 or not all(map(only_adds_products, loops)):
+        return []
+    row = rows.pop()[0]
+    every = [x for s in statements(program.body) for e in expressions(s) for x in subexpressions(e)]
+    across = any(isinstance(x, Reduce) and row in x.over for x in every)
+    dense = any(isinstance(x, Load) and x.subscripts[-1:] == (AxisIndex(row),) for x in every)
+    extent = tile_axes(program, dict(program.statics))[row].extent
+    is_open = isinstance(extent, ExtentRef) and extent.name not in dict(program.statics)
+    return [extent.name] if isinstance(extent, ExtentRef) and is_open and not across and not dense else []
 
 
 @dataclass(frozen=True)
@@ -206,6 +245,8 @@ class WarpgroupKernel(Results):
     def launch(self) -> str:
         """The entry of `LAUNCHES`: what every kernel states, one block a multiprocessor, and the tensor maps."""
         told = f', "program": {self.program.name!r}' if self.name != self.program.name else ""
+        if self.wide.at_most:
+            told += f', "at_most": {dict(self.wide.at_most)!r}'
         if self.wide.multiples:
             told += f', "multiples": {dict(self.wide.multiples)!r}'
         maps = [(b.load.tensor, b.sizes) for b in self.maps] + [
