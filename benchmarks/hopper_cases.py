@@ -69,7 +69,10 @@ class Kernel:
         made = self.compiled()
         for variants in cuda.variants(made.source).values():
             fits = next(
-                v for v in variants if all(dict(self.sizes)[e] % n == 0 for e, n in v.multiples.items())
+                v
+                for v in variants
+                if all(dict(self.sizes)[e] % n == 0 for e, n in v.multiples.items())
+                and all(dict(self.sizes)[e] <= n for e, n in v.at_most.items())
             )
             cuda.machine_code(made.source, fits.name, SM_90A)
         return made.module.programs[0].tier
