@@ -69,8 +69,8 @@ class Driver:
 
 
 def native_call(settled: Settled, driver: Driver) -> Call | None:
-    """The native function of a call; None where an argument is neither a plain torch tensor nor a plain number, or Python or
-    torch offers no way."""
+    """The native function of a call; None where an argument is neither a plain torch tensor that DLPack can describe nor a
+    plain number, or Python or torch offers no way."""
     torch = sys.modules.get("torch")
     if torch is None or not _python_allows():
         return None
@@ -78,7 +78,16 @@ def native_call(settled: Settled, driver: Driver) -> Call | None:
     kinds = {torch.Tensor, torch.nn.Parameter, *NUMBERS}
     if exchange is None or not all(type(x) in kinds for x in settled.values):
         return None
-    return _function(_Tables().plan(settled, driver, exchange))
+    try:
+        plan = _Tables().plan(settled, driver, exchange)
+    except (
+        BufferError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # torch's words for a tensor that it does not describe
+        return None
+    return _function(plan)
 
 
 def _python_allows() -> bool:

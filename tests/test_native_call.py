@@ -245,6 +245,19 @@ def test_several_shapes_each_have_their_own(fake: FakeCuda) -> None:
     assert len(add._native) == 8
 
 
+def test_what_torch_does_not_describe_is_called_by_python(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise BufferError("no DLPack")
+
+    monkeypatch.setattr(native_call._Tables, "record", refuse)
+    add, (x, y), fake.run = kernel(ADD, "add"), pair(), adds
+    for _ in range(3):
+        assert torch.equal(add(x, y), x + y)
+    assert add._native == ()
+
+
 # ---------------------------------------------------------------- streams, threads, memory, errors
 
 
