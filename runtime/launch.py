@@ -32,9 +32,10 @@ from .threads import alone
 
 MAX_BYTES = 2**63 - 1
 REMEMBERED_CALLS = 256
-WORTH_SHARING_S = 100e-6
-"""A launch whose shared work is predicted to take less runs on the calling thread: another that sleeps wakes too late. On
-two cores of a virtual machine a product of 128³ took 140 µs shared and takes 62 alone (benchmarks/cpu.py gemm)."""
+WORTH_SHARING_S = 500e-6
+"""A launch whose shared work is predicted to take less runs on the calling thread. After a pause of 2 ms another thread
+begins 200 to 400 µs after it was called, and the caller loses about 200 µs; in calls that follow at once it is 120 and 50
+(two cores of a virtual machine). So a product of 256³ took 1.07 ms shared and takes 0.82 alone (benchmarks/cpu.py gemm)."""
 
 
 @dataclass(frozen=True)
