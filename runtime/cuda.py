@@ -17,6 +17,7 @@ import importlib.util
 import json
 import linecache
 import math
+import operator
 import re
 import subprocess
 import sys
@@ -176,12 +177,18 @@ class Variant:
         return min(self.tasks(*sizes), self.blocks_per_sm * multiprocessors or MOST_BLOCKS)
 
 
+ON_THE_HOST = {
+    "__builtins__": {}, "abs": abs, "max": max, "min": min, "floordiv_i64": operator.floordiv, "mod_i64": operator.mod
+}  # fmt: skip
+"""What an extent's expression may call in `LAUNCHES`, which runs on the host."""
+
+
 def variants(source: str) -> dict[str, list[Variant]]:
     """The kernels of a generated source by the program they run, the preferred first. Runs nothing but `LAUNCHES`."""
     launches: dict[str, Any] = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAUNCHES":
-            launches = eval(compile(ast.Expression(node.value), "<launches>", "eval"), {"__builtins__": {}})
+            launches = eval(compile(ast.Expression(node.value), "<launches>", "eval"), dict(ON_THE_HOST))
     found: dict[str, list[Variant]] = {}
     for name, x in launches.items():
         variant = Variant(
