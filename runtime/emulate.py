@@ -617,6 +617,15 @@ def _loading(dtype: DType, width: int) -> Callable[[Tensor | Shared, int, Local,
     return load
 
 
+def _load_words(tensor: Tensor, offset: int, registers: Local, at: int) -> None:
+    """Eight 16-bit elements as four words, the first in the lower half."""
+    if offset % 8:
+        raise tensor.state.fault(f"offset {offset} of tensor `{tensor.name}` is not aligned to 16 bytes")
+    for i in range(4):
+        low, high = (tensor[offset + 2 * i + n] for n in (0, 1))
+        registers[at + i] = np.uint32(high << 16 | low).view(np.int32)
+
+
 def _add_products(
     sums: Local, rows: int, columns: int,
     a: Shared, a_at: int, a_run: int, a_step: int, b: Shared, b_at: int, b_run: int, b_step: int, steps: int,
@@ -740,6 +749,7 @@ FUNCTIONS: dict[str, Any] = {
     **{f"copy16_{t}": _copying(t, 16) for t in (*SIXTEEN, DType.F32)},
     "copy4_f32": _copying(DType.F32, 4),
     "add_products_f32": _add_products,
+    "load16_words_u16": _load_words,
     **{f"ldmatrix_{t}": _matrices(False) for t in SIXTEEN},
     **{f"ldmatrix_turned_{t}": _matrices(True) for t in SIXTEEN},
     **{f"mma_{t}": _add_product for t in SIXTEEN},
@@ -752,7 +762,7 @@ FUNCTIONS: dict[str, Any] = {
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
     "reciprocal_f32": lambda x: np.float32(1) / np.float32(x), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
     "flat_tanh_f32": flat_tanh, "tanh_plus_one_f32": tanh_plus_one, "near_tanh_f32": near_tanh,
-    "select_f32": lambda condition, a, b: a if condition else b,
+    **{f"select_{t}": lambda condition, a, b: a if condition else b for t in ("f32", "i32")},
     "floordiv_i64": lambda a, b: a // b if b else 0,
     "mod_i64": lambda a, b: a % b if b else 0,
     "beats_max_i64": _place_wins(lambda a, b: a > b),

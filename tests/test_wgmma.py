@@ -292,19 +292,23 @@ def test_scores_of_any_size() -> None:
     assert np.abs(np.delete(got - plain, (3, 7, 9), 0)).max() < 2e-3
 
 
-@pytest.mark.parametrize(("m", "n"), [(128, 64), (100, 55)])
-def test_a_bias_for_each_pair(m: int, n: int) -> None:
-    """In whole tiles two columns come with one access, asked for while a step's first products run; else one by one."""
+@pytest.mark.parametrize(
+    ("m", "n", "tile", "access"),
+    [(128, 64, 32, "load16_words_u16"), (128, 64, 16, "load4_f16"), (100, 55, 16, "load4_f16")],
+)
+def test_a_bias_for_each_pair(m: int, n: int, tile: int, access: str) -> None:
+    """In whole tiles two columns, or by four threads 32, come with one access, asked for while a step's first products run;
+    else one by one."""
     text = (
         ATTENTION.replace("w: f32[H]", "w: T[M, N]")
         .replace("SET", "| n <= m")
         .replace("SCORE", f"{PRODUCT} + f32(w[m, n])")
     )
     sizes = {"H": 1, "G": 1, "M": m, "N": n, "D": 16, "E": 16}
-    made, inputs = attention_of(text, "m by 64, n by 16", sizes), attention_inputs(sizes)
+    made, inputs = attention_of(text, f"m by 64, n by {tile}", sizes), attention_inputs(sizes)
     inputs["w"] = np.random.default_rng(9).standard_normal((m, n)).astype(np.float16)
     body = made.source.partition("def attention_whole(")[2].partition("\ndef ")[0]
-    starts = [i for i, x in enumerate(body.splitlines()) if "load4_f16(w," in x]
+    starts = [i for i, x in enumerate(body.splitlines()) if f"{access}(w," in x]
     awaits = [i for i, x in enumerate(body.splitlines()) if "_settle_" in x]
     assert starts
     assert min(starts) < min(awaits)

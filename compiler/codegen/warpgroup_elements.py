@@ -9,11 +9,14 @@ from ...dsl.types import DType
 from ..tile_ir import Apply, Expr, Load, LoopAxis
 from .deal import Layout, Spread
 from .mma import MatrixKernel
-from .scalar_cuda import Code, combine
+from .scalar_cuda import Code, combine, convert
 from .simt_reduction import Reduction
-from .simt_source import NOWHERE, Point, starts_late
+from .simt_source import NOWHERE, Point, Registers, starts_late
 from .tile_types import leaves
 from .warpgroup_form import ends_tile, scalar_values, slope
+
+QUAD_COLUMNS = 32
+"""Columns of a row that four threads read together, 16 bytes each."""
 
 
 class RowReduction(Reduction):
@@ -79,6 +82,60 @@ class RowElements(MatrixKernel):
         if len(layout.axes) != 2 or layout.axes[-1:] not in spans:
             return layout
         return Layout(layout.axes[::-1], layout.spreads[::-1])
+
+    def load_ahead(self, e: Load, layout: Layout) -> None:
+        """A tile of 16-bit elements by 16 bytes: the four threads that share rows read 64 bytes of one together, a quarter
+        of the accesses that two columns at a time are, and hand each other what the layout gives them."""
+        own = layout.restrict(self.facts.type_of(e, self.types).axes)
+        if e in self.ahead or not self._in_quads(e, own):
+            super().load_ahead(e, layout)
+            return
+        row, column = own.axes
+        param = self.program.param(e.tensor)
+        self.wide_tensors[e.tensor] = None
+        array, words, t = (self.names.fresh(n) for n in (f"{e.tensor}_ahead", f"{e.tensor}_words", "turn"))
+        self.text.line(f"{array} = registers_f32({own.elements})")
+        self.text.line(f"{words} = registers_i32(4)")
+        depth = self.text.depth
+        rows = self.open(own.restrict((row,)), [e], set(), NOWHERE)
+        self.renew(column)
+        lane = self.coordinate(own.spread(column))
+        self.text.line(f"{self.axis_names[column].index} = {self._first(column)}8 * {lane}")
+        at = Point(own, {**rows.counters, column: "0"})
+        where = [convert(self.cut(self.emit(x, at), 40), DType.I64) for x in e.subscripts]
+        offset = self.cut(Code(self.offset(param, where, packed=True), DType.I64), 0).text
+        group = self.names.fresh("group")
+        self.text.line(f"for {group} in range({own.spread(column).tile // QUAD_COLUMNS}):")
+        self.text.depth += 1
+        self.text.line(
+            f"load16_words_u16({self.tensors[e.tensor]}, {offset} + {QUAD_COLUMNS} * {group}, {words}, 0)"
+        )
+        for bit, pairs in ((1, ((0, 1), (2, 3))), (2, ((0, 2), (1, 3)))):
+            for low, high in pairs:  # a thread keeps one word of each pair and trades the other
+                mine = f"{lane} & {bit} != 0"
+                sent = f"select_i32({mine}, {words}[{low}], {words}[{high}])"
+                self.text.line(f"{t} = cuda.shfl_xor_sync(ALL_LANES, {sent}, {bit})")
+                self.text.line(f"{words}[{low}] = select_i32({mine}, {t}, {words}[{low}])")
+                self.text.line(f"{words}[{high}] = select_i32({mine}, {words}[{high}], {t})")
+        first = f"{at.element(own)} + 8 * {group}"
+        for i in range(4):
+            for half in (0, 1):
+                bits = f"u16({words}[{i}] >> 16)" if half else f"u16({words}[{i}])"
+                self.text.line(f"{array}[{first} + {2 * i + half}] = f32_from_{param.dtype}({bits})")
+        self.text.depth = depth
+        self.ahead[e] = Registers(array, own)
+
+    def _in_quads(self, e: Load, own: Layout) -> bool:
+        """Does a tile lie in memory as whole rows of whole chunks, its columns last?"""
+        param = self.program.param(e.tensor)
+        if param.dtype not in (DType.F16, DType.BF16) or len(own.axes) != 2:
+            return False
+        column = own.axes[1]
+        along = own.spread(column)
+        whole = all(self.wide.divides(self.live[a].extent, own.spread(a).tile) for a in own.axes)
+        dealt = (along.run, along.step, along.tile % QUAD_COLUMNS) == (2, 4, 0) and along.even
+        free = not any(self.depends_on_tensors(x) for x in e.subscripts)
+        return whole and dealt and free and self.runs_along(e.tensor, e.subscripts, own) == column
 
     def open(
         self, layout: Layout, exprs: list[Expr], exists: set[str], outer: Point, by_run: str | None = None

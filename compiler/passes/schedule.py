@@ -133,6 +133,13 @@ RAGGED_COLUMNS = 192
 exist take registers."""
 
 
+NARROW_COLUMNS = 64
+"""Columns of a cascade's sums up to which three warpgroups have registers for a step of WARPGROUP_TILES.key keys."""
+THIRD_WARPGROUP = 0.88
+"""Time of a row in a step of three warpgroups by that of two (64 columns, `variants` of benchmarks/hopper.py): a third of
+the tiles of keys and values less comes from memory, and one more warp a scheduler hides waiting."""
+
+
 def _warpgroup_tiles(
     graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, schedule: Schedule,
     stated: Mapping[str, int], remarks: Remarks,
@@ -141,19 +148,51 @@ def _warpgroup_tiles(
     sum divided over blocks or not; where a cascade has a product inside, fewer keys beside wide accumulators."""
     if not roles.contraction_inside:
         return _product_tiles(graph, region, roles, sizes, target, schedule, stated, remarks)
-    warpgroups = schedule.warpgroups
-    rows = WARPGROUP_ROWS * (warpgroups or 2)
-    few_rows = bool(roles.tiled) and (axis_size(graph, roles.tiled[0], sizes) or rows) <= WARPGROUP_ROWS
-    if few_rows and warpgroups is None:
-        rows = WARPGROUP_ROWS
-    keys = WARPGROUP_TILES.key // 2 if warpgroups == 3 else WARPGROUP_TILES.key  # 160 registers a thread
-    wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
-    tasks = math.prod(
-        -(-(axis_size(graph, a, sizes) or 1) // (rows if a in roles.tiled else 1)) for a in roles.grid
+    widest = max((axis_size(graph, a, sizes) or 0 for a in roles.whole), default=0)
+    rows = (axis_size(graph, roles.tiled[0], sizes) if roles.tiled else None) or 2 * WARPGROUP_ROWS
+    warpgroups = schedule.warpgroups or _warpgroups_of_cascade(
+        graph, region, roles, sizes, target, widest, rows
     )
-    few = tasks < (target.sms or 1) and warpgroups is None
-    return replace(
-        WARPGROUP_TILES, row=rows, key=keys // 2 if wide else keys, query=WARPGROUP_ROWS if few else rows
+    keys = WARPGROUP_TILES.key
+    if widest > NARROW_ROWS or (warpgroups == 3 and widest > NARROW_COLUMNS):  # 160 registers a thread
+        keys //= 2
+    tile = WARPGROUP_ROWS * warpgroups
+    few = schedule.warpgroups is None and _cascade_tasks(graph, roles, sizes, tile) < (target.sms or 1)
+    return replace(WARPGROUP_TILES, row=tile, key=keys, query=WARPGROUP_ROWS if few else tile)
+
+
+def _warpgroups_of_cascade(
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, widest: int, rows: int
+) -> int:  # fmt: skip
+    """One for up to 64 rows; three where their larger tile visits little more than two would, and there are registers: for
+    sums up to NARROW_COLUMNS wide and no tensor that is read for each score."""
+    if rows <= WARPGROUP_ROWS:
+        return 1
+    few = _cascade_tasks(graph, roles, sizes, 3 * WARPGROUP_ROWS) < (target.sms or 1)
+    loop = {a for a in roles.reduced if a not in roles.whole}
+    operands = _operands(region)
+    others = [n for n in walk(region.values) if isinstance(n, Read) and loop & n.axes and n not in operands]
+    if widest > NARROW_COLUMNS or few or others:
+        return 2
+    keys = next((axis_size(graph, a, sizes) or rows for a in roles.reduced if a not in roles.whole), rows)
+    predicates = [r.predicate for r in reductions(region.values) if r.predicate is not None]
+    bounded = any(
+        roles.tiled and {roles.tiled[0], *roles.reduced} & p.axes > {roles.tiled[0]} for p in predicates
+    )
+    visited = [_visited_pairs(rows, keys, n * WARPGROUP_ROWS, WARPGROUP_TILES.key, bounded) for n in (2, 3)]
+    return 3 if THIRD_WARPGROUP * visited[1] < visited[0] else 2
+
+
+def _visited_pairs(rows: int, keys: int, tile: int, step: int, bounded: bool) -> int:
+    """Pairs of rows and keys in the tiles that are visited, all or (`bounded`) those under a diagonal."""
+    tiles = range(-(-rows // tile))
+    steps = -(-keys // step)
+    return tile * step * sum(min(steps, -(-tile * (i + 1) // step)) if bounded else steps for i in tiles)
+
+
+def _cascade_tasks(graph: Graph, roles: Roles, sizes: Mapping[str, int], tile: int) -> int:
+    return math.prod(
+        -(-(axis_size(graph, a, sizes) or 1) // (tile if a in roles.tiled else 1)) for a in roles.grid
     )
 
 
@@ -205,12 +244,15 @@ def _product_tiles(
 
 def _dense_axes(region: Region) -> list[tuple[str, frozenset[str]]]:
     """The axis along which rows of each operand of a product lie in memory, with all axes of the operand."""
-    found = []
-    for r in reductions(region.values):
-        split = contraction(r.body, frozenset(r.bound)) if r.fn == "sum" else None
-        reads = [f for side in split or () for f in side if isinstance(f, Read) and f.indices]
-        found += [(f.indices[-1].axis, frozenset(f.axes)) for f in reads if isinstance(f.indices[-1], Index)]
-    return found
+    reads = [f for f in _operands(region) if f.indices]
+    return [(f.indices[-1].axis, frozenset(f.axes)) for f in reads if isinstance(f.indices[-1], Index)]
+
+
+def _operands(region: Region) -> list[Read]:
+    """What products read from memory."""
+    sums = [r for r in reductions(region.values) if r.fn == "sum"]
+    splits = [contraction(r.body, frozenset(r.bound)) for r in sums]
+    return [f for split in splits if split for side in split for f in side if isinstance(f, Read)]
 
 
 def _cpu_tiles(

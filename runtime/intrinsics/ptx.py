@@ -208,6 +208,25 @@ for _name, _element in MOVED.items():
         globals()[f"load{_width}_{_name}"] = _moved(_element, _name, _width, True)
         globals()[f"store{_width}_{_name}"] = _moved(_element, _name, _width, False)
 
+
+def _load16_words(pointer: Any, offset: Any, registers: Any, at: Any) -> tuple[Any, Callable[..., Any]]:
+    """`load16_words_u16(pointer, offset, registers, at)`: 16 bytes of a tensor of 16-bit elements, whose address is a
+    multiple of that, as four words of two elements each."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+        vector = ir.VectorType(ir.IntType(32), 4)
+        place = builder.bitcast(builder.gep(values[0], [values[1]]), vector.as_pointer())
+        whole = builder.load(place, align=16)
+        for i in range(4):
+            own = builder.gep(values[2], [builder.add(values[3], ir.Constant(values[3].type, i))])
+            builder.store(builder.extract_element(whole, ir.Constant(ir.IntType(32), i)), own)
+        return context.get_dummy_value()
+
+    return types.void(pointer_to(u16), i64, pointer_to(i32), i64), generate
+
+
+load16_words_u16 = intrinsic(_with_arguments("pointer, offset, registers, at", _load16_words))
+
 # ---------------------------------------------------------------- products on register blocks
 
 RUN = 4
@@ -344,7 +363,7 @@ def _select(element: Any) -> Any:
     return intrinsic(_with_arguments("condition, a, b", implement))
 
 
-select_f32 = _select(f32)
+select_f32, select_i32 = _select(f32), _select(i32)
 
 
 @_function(f64(f64))
