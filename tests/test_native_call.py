@@ -334,12 +334,14 @@ def test_nothing_is_allocated_for_given_results(fake: FakeCuda, monkeypatch: pyt
 def test_no_argument_is_kept_and_no_result(fake: FakeCuda) -> None:
     add, (x, y) = kernel(ADD, "add"), pair()
     call = native_of(add, x, y)
+    gc.collect()  # what earlier tests left
     counts = [sys.getrefcount(t) for t in (x, y, None, False, NotImplemented, torch.Tensor)]
     for _ in range(1000):
         gone = weakref.ref(call((x, y), {}, None))
         assert gone() is None
         call((x, 1), {}, None)
     fake.launches.clear()
+    gc.collect()
     assert [sys.getrefcount(t) for t in (x, y)] == counts[:2]
     after = [sys.getrefcount(t) for t in (None, False, NotImplemented, torch.Tensor)]
     assert all(abs(a - b) < 100 for a, b in zip(after, counts[2:], strict=True))
