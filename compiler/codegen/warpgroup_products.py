@@ -64,13 +64,15 @@ class Products(Role):
             return
         super().let(s)
 
-    def take(self, ring: Ring) -> None:
-        """Wait until the next slot of a ring is full."""
+    def take(self, ring: Ring, is_known: bool = True) -> None:
+        """Wait until the next slot of a ring is full. `is_known`: the assembler sees that a warp's threads agree on its number;
+        where it does not, it would move each descriptor of a product from a thread's registers to the warp's."""
         name = self.ring_names[ring]
         at = f" + {BARRIER_BYTES} * {name}_slot" if ring.stages > 1 else ""
         self.text.line(f"await_parity({self.full_barrier(ring)}{at}, {name}_phase)")
         if ring.stages > 1:
-            self.text.line(f"{name}_now = {name}_slot")
+            number = f"{name}_slot" if is_known else f"uniform({name}_slot)"
+            self.text.line(f"{name}_now = {number}")
         self.slots[ring] = f"{name}_now"
         self.advance(ring)
 
@@ -175,7 +177,7 @@ class Products(Role):
         element = self.program.param(right.box.load.tensor).dtype
         rings = list(dict.fromkeys(x.ring for x in (left, right) if isinstance(x, InRing)))
         for ring in (r for r in rings if r not in self.slots):
-            self.take(ring)
+            self.take(ring, is_known=isinstance(left, InRing))
         strides = [_stride(layout, x) for x in (row, column)]
         first = self._form(left, over) if isinstance(left, InRing) else None
         at_left = self._address(left, over, True) if isinstance(left, InRing) else left[0]
