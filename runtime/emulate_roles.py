@@ -21,7 +21,9 @@ from .intrinsics.operands import ROW_BYTES, STEP, Operand, k_major, mn_major, pl
 START = 1024  # where shared memory starts: a multiple of the swizzle's period
 WARPGROUP = 128
 SLACK = 1 << 18  # addresses are told apart by 18 bits, as matrix descriptors hold them
-EVENTS = {"await_parity": "await", "meet": "meet", "meet_warp": "warp", "store_matrices": "matrices"}
+EVENTS = {
+    "await_parity": "await", "meet": "meet", "meet_warp": "warp", "store_matrices": "matrices", "any_lane": "vote",
+}  # fmt: skip
 FACTORIES = {"wgmma": "multiply", "settled": "settle"}
 Array = np.ndarray[Any, Any]
 
@@ -455,6 +457,8 @@ class Threads:
             self.block.settle(place[0], values[threads[0]][0].left)
         elif kind == "matrices":
             self.block.store_matrices(values)
+        elif kind == "vote":
+            self.answers |= dict.fromkeys(threads, int(any(values[t][0] for t in threads)))
         elif kind == "shuffle":
             self.answers |= {t: values[t ^ int(self.at[t][3])] for t in threads}
         return threads

@@ -37,13 +37,22 @@ def running_maxima(s: For) -> list[RunningMaximum]:
     lets = {x.name: x.value for x in s.body if isinstance(x, Let)}
     found = []
     for c, y in zip(s.carries, s.yields, strict=True):
-        match lets.get(y.name) if isinstance(y, Name) else None:
+        match _highest(lets, y, c.name) if isinstance(y, Name) else None:
             case Apply(op="max", args=args) if Name(c.name) in args and isinstance(y, Name):
                 for origin in (y.name, *(n for n, e in lets.items() if _without_infinity(e, y))):
                     factors = tuple(n for n, e in lets.items() if _moves_on(e, c.name, origin))
                     if factors:
                         found.append(RunningMaximum(c.name, y.name, origin, factors))
     return found
+
+
+def _highest(lets: dict[str, Expr], new: Name, state: str) -> Expr | None:
+    """What a state becomes, or would if it did not stay where it is while that is not much: where(…, state, highest)."""
+    match lets.get(new.name):
+        case Apply(op="where", args=(_, Name(old), Name(highest))) if old == state:
+            return lets.get(highest)
+        case e:
+            return e
 
 
 def _without_infinity(e: Expr, new: Name) -> bool:
@@ -56,11 +65,17 @@ def _without_infinity(e: Expr, new: Name) -> bool:
 
 def _moves_on(e: Expr, state: str, origin: str) -> bool:
     """e = exp(c · (state - origin)), with or without c."""
-    apart = Apply("sub", (Name(state), Name(origin)))
+    return exponent(e)[1:] == (Name(state), Name(origin))
+
+
+def exponent(e: Expr) -> tuple[Expr | None, Expr | None, Expr | None]:
+    """c, x and y of exp(c · (x - y)), None for a c that is not there; no x where it is no such exponential."""
     match e:
-        case Apply(op="exp", args=(Apply(op="mul", args=(_, x)),)) | Apply(op="exp", args=(x,)):
-            return x == apart
-    return False
+        case Apply(op="exp", args=(Apply(op="mul", args=(c, Apply(op="sub", args=(x, y)))),)):
+            return c, x, y
+        case Apply(op="exp", args=(Apply(op="sub", args=(x, y)),)):
+            return None, x, y
+    return None, None, None
 
 
 def sums_in_parts(loops: tuple[For, ...]) -> dict[int, Reduce]:

@@ -43,8 +43,8 @@ MODULES = {
         *(f"{way}_box_{n}d" for way in ("load", "store") for n in range(1, 6)),
     ),
     "warpgroup": (
-        "announce", "fewer_registers", "meet", "meet_warp", "more_registers", "opaque", "publish_shared", "quotient",
-        "shared_start", "store_matrices", "uniform",
+        "announce", "any_lane", "fewer_registers", "meet", "meet_warp", "more_registers", "opaque", "publish_shared",
+        "quotient", "shared_start", "store_matrices", "uniform",
     ),
     "operands": ("k_major", "mn_major"),
     "wgmma": ("matrix_address", "settled", "wgmma"),

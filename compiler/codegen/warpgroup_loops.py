@@ -32,6 +32,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .deal import Spread
+from .loop_states import running_maxima
 from .mma import RegisterOperand, Unfit
 from .scalar_cuda import Code
 from .simt_source import Registers, Value
@@ -287,9 +288,12 @@ class Loops(Products):
         for other in cascade.others:
             self.statement(replace(other, value=self.with_shifts(other.value)))
             self.release()
-        rests = {t.state: t.rest for t in cascade.trails}
+        factors = {f for m in running_maxima(s) for f in m.factors}
+        moved = [t for t in cascade.trails if _factor(t.rest, s.carries[t.state].name) in factors]
+        rests = {t.state: Name(s.carries[t.state].name) if t in moved else t.rest for t in cascade.trails}
         yields = tuple(self.with_shifts(rests.get(i, y)) for i, y in enumerate(s.yields))
         self.yields(replace(s, yields=yields))
+        self.move_on(s, moved)
         for t, (array, _) in zip(cascade.trails, packed, strict=True):
             self.finish({array})
             operand = next(x for x in (t.dot.a, t.dot.b) if x not in [Name(n) for n in self.boxes])
@@ -312,6 +316,21 @@ class Loops(Products):
         last = self.warpgroups - 1
         return "(warpgroup ^ 1)" if last == 1 else f"(warpgroup + 1 if warpgroup < {last} else 0)"
 
+    def move_on(self, s: For, trails: list[Trail]) -> None:
+        """Multiply states by their factors where some row of a warp has one that is not 1."""
+        states = [self._state(s, t) for t in trails]
+        found = [self.values[_factor(t.rest, s.carries[t.state].name)].registers for t in trails]
+        if not trails:
+            return
+        self.finish({r.array for r in states})
+        tests = dict.fromkeys(
+            f"({r.array}[{i}] != f32(1.0))" for r in found if r for i in range(r.layout.elements)
+        )
+        self.text.line(f"if any_lane(i32({' | '.join(tests)})) != 0:")
+        with self.text.indented():
+            for t, registers in zip(trails, states, strict=True):
+                self.map(registers, s.carries[t.state].type.dtype, t.rest)
+
     def _spreads(self, lead: Let, axis: str) -> list[Spread]:
         return [self.deal.layout(lead.type.axes).spread(axis)] if axis in lead.type.axes else []
 
@@ -333,6 +352,14 @@ class Loops(Products):
         registers = self.values[s.carries[t.state].name].registers
         assert registers is not None
         return registers
+
+
+def _factor(e: Expr, state: str) -> str:
+    """The name of what a state is multiplied by; empty where e is no such product."""
+    match e:
+        case Apply(op="mul", args=(Name(a), Name(b))) if state in (a, b):
+            return b if a == state else a
+    return ""
 
 
 def _names(e: Expr) -> list[str]:

@@ -65,7 +65,7 @@ class Products(Role):
         super().let(s)
 
     def take(self, ring: Ring, is_known: bool = True) -> None:
-        """Wait until the next slot of a ring is full. `is_known`: the assembler sees that a warp's threads agree on its number;
+        """Wait until the next slot of a ring is full. `is_known`: the assembler sees that a warp's threads agree on it;
         where it does not, it would move each descriptor of a product from a thread's registers to the warp's."""
         name = self.ring_names[ring]
         at = f" + {BARRIER_BYTES} * {name}_slot" if ring.stages > 1 else ""

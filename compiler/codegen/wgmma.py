@@ -36,6 +36,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from . import mma
+from .lazy_maximum import with_lazy_maxima
 from .mma import Unfit
 from .remembered import remembered
 from .roles import MODULES, REGISTERS, ROWS, Loader
@@ -64,7 +65,7 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     that the copy engine cannot address. Raises `Unfit`."""
     if not target.has_wgmma:
         raise Unfit(f"{target.name} has no wgmma; it is sm_90a's")
-    ready = prepared(program)
+    ready = with_lazy_maxima(prepared(program))
     warpgroups = _warpgroups(ready)
     made: list[WarpgroupKernel] = []
     whole = tuple(tile_multiples(ready).items())

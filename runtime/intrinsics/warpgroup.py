@@ -47,6 +47,12 @@ announce = instruction(None, (i32, i32), "barrier.arrive $0, $1;")  # the same w
 publish_shared = instruction(None, (), "fence.proxy.async.shared::cta;")
 # [9.7.13.9 redux.sync]: the same value in a register that the whole warp shares
 uniform = instruction(i32, (i32,), "redux.sync.or.b32 $0, $1, 0xffffffff;")
+# [9.7.13.10 vote.sync]: 1 in all lanes of a warp if the value is not 0 in one of them
+any_lane = instruction(
+    i32,
+    (i32,),
+    "{.reg .pred own, some; setp.ne.b32 own, $1, 0; vote.sync.any.pred some, own, 0xffffffff; selp.b32 $0, 1, 0, some;}",
+)
 # hides where a counter comes from, for otherwise NVVM unrolls the loop
 opaque = instruction(i32, (i32,), "mov.b32 $0, $1;", effect=False)
 # [9.7.1.8 div]: of numbers below 2^31, in a fraction of the instructions that 64 bits take; by zero it is any number
