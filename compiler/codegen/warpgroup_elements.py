@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...dsl.types import DType
-from ..tile_ir import Apply, Expr, Load, LoopAxis
+from ..tile_ir import Apply, Expr, Load, LoopAxis, Name
 from .deal import Layout, Spread
 from .mma import MatrixKernel
 from .scalar_cuda import Code, combine, convert
@@ -32,7 +32,7 @@ class RowReduction(Reduction):
         k, depth, (axis,) = self.k, self.k.text.depth, self.over.axes
         names = [self.name, k.names.fresh(self.name)]
         joined = Layout((*at.layout.axes, axis), (*at.layout.spreads, spread))
-        exist = not k.conditions(Point(joined, {**at.counters, axis: "0"}), [axis])
+        exist = not self.asks(Point(joined, {**at.counters, axis: "0"}), axis)
         for lane, name in enumerate(names):
             if exist:  # the first elements, not the identity: one operation less in each chain
                 self.element_at(Point(joined, {**at.counters, axis: str(lane)}), axis, name, first=True)
@@ -57,7 +57,12 @@ class RowReduction(Reduction):
         k._index(Point(self.over, inner.counters), axis, axis in indexed, True)
         value = self.converted(k.emit(self.e.arg, inner))
         step = value if first else combine(self.e.fn, Code(name, self.held), value)
-        k.guarded(k.conditions(inner, [axis]), f"{name} = {step.text}")
+        k.guarded(self.asks(inner, axis), f"{name} = {step.text}")
+
+    def asks(self, at: Point, axis: str) -> list[str]:
+        """The conditions under which an element counts; none where it is 0 otherwise, and they are added."""
+        is_zero = self.e.fn == "sum" and isinstance(self.e.arg, Name) and self.e.arg.name in self.k.zeroed
+        return [] if is_zero else self.k.conditions(at, [axis])
 
 
 class RowElements(MatrixKernel):
@@ -69,6 +74,7 @@ class RowElements(MatrixKernel):
     def _give_names(self) -> None:
         super()._give_names()
         self.limits: dict[tuple[str, Spread], list[tuple[str, str]]] = {}
+        self.zeroed: set[str] = set()  # values that are 0 on lanes that do not exist
 
     def nest(self, layout: Layout, exprs: Iterable[Expr], exists: Iterable[str] = ()) -> Iterator[Point]:
         exprs = list(exprs)

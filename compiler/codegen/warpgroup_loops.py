@@ -32,10 +32,10 @@ from ..tile_ir import (
     subexpressions,
 )
 from .deal import Spread
-from .loop_states import running_maxima
+from .loop_states import exponent, running_maxima
 from .mma import RegisterOperand, Unfit
 from .scalar_cuda import Code
-from .simt_source import Registers, Value
+from .simt_source import Point, Registers, Value
 from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
@@ -288,6 +288,8 @@ class Loops(Products):
         for other in cascade.others:
             self.statement(replace(other, value=self.with_shifts(other.value)))
             self.release()
+            if exponent(other.value)[1] is not None:
+                self.zero_beyond(other, s.axis.name)
         factors = {f for m in running_maxima(s) for f in m.factors}
         moved = [t for t in cascade.trails if _factor(t.rest, s.carries[t.state].name) in factors]
         rests = {t.state: Name(s.carries[t.state].name) if t in moved else t.rest for t in cascade.trails}
@@ -301,8 +303,22 @@ class Loops(Products):
             assert isinstance(left, RegisterOperand)
             self.pack(t.dot, left, array)
         self.finish()
-        self.limits = {}
+        self.limits, self.zeroed = {}, set()
         self.values, self.types, self.ahead = values, types, ahead
+
+    def zero_beyond(self, weights: Let, axis: str) -> None:
+        """Weights of columns that do not exist are 0, so that neither their sum nor their product has to ask again."""
+        registers = self.values[weights.name].registers
+        if axis not in weights.type.axes or registers is None:
+            return
+        layout = registers.layout
+        if not self.lane_checks(Point(layout, dict.fromkeys(layout.axes, "0")), axis):
+            return
+        for at in self.nest(layout, [], exists=[axis]):
+            element = f"{registers.array}[{at.element(layout)}]"
+            exists = " and ".join(self.conditions(at, [axis]))
+            self.text.line(f"{element} = select_f32({exists}, {element}, f32(0.0))")
+        self.zeroed.add(weights.name)
 
     def ask_ahead(self, s: Let) -> None:
         """What a step reads from memory for each element, asked for while its products run."""

@@ -156,7 +156,8 @@ class Products(Role):
 
     def existing(self, e: Expr, at: Point, axis: str) -> str:
         """An element, zero on a lane of an axis that does not exist."""
-        checks = self.lane_checks(at, axis)
+        is_zero = isinstance(e, Name) and e.name in self.zeroed
+        checks = [] if is_zero else self.lane_checks(at, axis)
         code = self.emit(e, at)
         return f"({code.operand} if {' and '.join(checks)} else f32(0.0))" if checks else code.text
 
