@@ -636,7 +636,9 @@ class Kernel(Elements):
 
     def _is_dealt_alike(self, s: For, c: Carry, r: Reduce) -> bool:
         """Do the threads that hold a state's element hold all that a step adds to it, in several tiles?"""
-        types = {**self.types, **{x.name: x.type for x in statements(s.body) if isinstance(x, Let)}}
+        inside = list(statements((s,)))
+        types = {**self.types, **{x.name: x.type for x in inside if isinstance(x, Let)}}
+        types |= {x.name: x.type for loop in inside if isinstance(loop, For) for x in loop.carries}
         own = self.facts.type_of(r.arg, types)
         layout = self.deal.layout(own.axes)
         alike = layout.restrict(without(own.axes, r.over)) == self.deal.layout(c.type.axes)
