@@ -247,8 +247,7 @@ class _Panels:
         """f32 rounded to bf16; narrow elements as they are."""
         if self.source != F32:
             return x
-        lanes = x.type.count
-        return b.bitcast(b.fptrunc(x, ir.VectorType(BF16, lanes)), ir.VectorType(I16, lanes))
+        return _rounded(b, x)
 
     def _singly(self, b: Builder, to: Any, given: Side, counts: tuple[Any, Any, Any]) -> None:
         """Element by element, where the matrix is dense in neither direction."""
@@ -269,6 +268,23 @@ class _Panels:
                 word, part = b.udiv(u, i64(form.group)), b.urem(u, i64(form.group))
                 place = moved(b, tiles, tile, i64(TILE_BYTES), row, i64(line_bytes))
                 write_dense(b, value, moved(b, place, word, i64(word_bytes), part, i64(size)))
+
+
+def _rounded(b: Builder, x: Any) -> Any:
+    """f32 to the nearest bf16, ties to even. Without an instruction for it LLVM would call a library that is not here; so the
+    bits are rounded as integers, and a NaN, which that might carry into an infinity, keeps its upper half and becomes quiet."""
+    kind, narrow = (ir.VectorType(t, x.type.count) for t in (I32, I16))
+    if "avx512bf16" in features():
+        return b.bitcast(b.fptrunc(x, ir.VectorType(BF16, x.type.count)), narrow)
+
+    def all_lanes(n: int) -> Any:
+        return ir.Constant(kind, [ir.Constant(I32, n)] * kind.count)
+
+    bits = b.bitcast(x, kind)
+    odd = b.and_(b.lshr(bits, all_lanes(16)), all_lanes(1))
+    nearest = b.add(bits, b.add(odd, all_lanes(0x7FFF)))
+    kept = b.select(b.fcmp_unordered("uno", x, x), b.or_(bits, all_lanes(0x400000)), nearest)
+    return b.trunc(b.lshr(kept, all_lanes(16)), narrow)
 
 
 def _joined(b: Builder, parts: list[Any]) -> Any:
