@@ -271,8 +271,8 @@ class _Panels:
 
 
 def _rounded(b: Builder, x: Any) -> Any:
-    """f32 to the nearest bf16, ties to even. Without an instruction for it LLVM would call a library that is not here; so the
-    bits are rounded as integers, and a NaN, which that might carry into an infinity, keeps its upper half and becomes quiet."""
+    """f32 to the nearest bf16, ties to even. Without an instruction for it LLVM would call a library that is not here; so
+    bits are rounded as integers, and a NaN, which that might carry into an infinity, keeps its upper half, made quiet."""
     kind, narrow = (ir.VectorType(t, x.type.count) for t in (I32, I16))
     if "avx512bf16" in features():
         return b.bitcast(b.fptrunc(x, ir.VectorType(BF16, x.type.count)), narrow)
