@@ -8,8 +8,9 @@ import tileloom as tl
 from tileloom.compiler.pipeline import Compilation, compile_kernel
 from tileloom.compiler.product_time import Product, Tiling, clocks, fastest, parts_of, step_clocks
 from tileloom.compiler.schedule_text import parse_schedule
-from tileloom.compiler.target import SM_90A
+from tileloom.compiler.target import CPU, SM_90A
 from tileloom.dsl.types import DType
+from tileloom.variants import size_classes
 
 TEXT = """kernel product<T: bf16 | f16>(a: T[M, K], b: T[B]) -> c: T[M, N] {
   c[m, n] = sum[k](a[m, k] * b[I])
@@ -101,3 +102,12 @@ def test_stated_lines_bound_what_is_compared() -> None:
         "product_parts",
         "product",
     ]
+
+
+def test_products_of_other_sizes_take_decisions_of_their_own_on_a_device() -> None:
+    """Tiles that fill the multiprocessors at 4096³ leave most of them idle at 1024³; on a CPU both are cut alike."""
+    small, large, odd = ({"M": n, "N": n, "K": n} for n in (1024, 4096, 4104))
+    device = [size_classes(x, SM_90A) for x in (small, large, odd)]
+    assert device[0] != device[1] != device[2]
+    assert size_classes(small, CPU) == size_classes(large, CPU)
+    assert size_classes({"M": 1, "N": 4096}, SM_90A)["M"] != size_classes({"M": 9, "N": 4096}, SM_90A)["M"]

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SIZE_CLASSES = (0, 1, 8, 64, 512, 8192)
 """The largest size of each class; one more holds what is beyond."""
+DEVICE_SIZE_CLASSES = (0, 1, 8, 16, 32, *(n << i for i in range(11) for n in (64, 96)))
+"""The same on a device, where tiles have to suit the number of multiprocessors: up to 64 · 2^10 two for each doubling."""
 LONGEST_NAME = 200
 
 
@@ -117,7 +119,7 @@ class Variants:
 
     def find(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         """The variant for these element types and sizes: from memory, from the cache folder, or compiled."""
-        kinds, classes = tuple(dtypes.values()), tuple(size_classes(extents).values())
+        kinds, classes = tuple(dtypes.values()), tuple(size_classes(extents, self.machine).values())
         several = self._made.setdefault((kinds, classes), [])
         found = next((v for v in several if v.fits(extents)), None)
         if found is None:
@@ -147,7 +149,7 @@ class Variants:
 
     def _stored_or_made(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         graph = self.graph(dtypes)
-        folder, group = store(), self._group(graph, size_classes(extents))
+        folder, group = store(), self._group(graph, size_classes(extents, self.machine))
         with folder.making(group):
             record = read(folder, group, extents)
             if record is not None:
@@ -178,9 +180,10 @@ class Variants:
         return f"kernel-{digest(*text, *_facts())}"
 
 
-def size_classes(extents: Mapping[str, int]) -> dict[str, int]:
+def size_classes(extents: Mapping[str, int], machine: Target) -> dict[str, int]:
     """The class of each extent: sizes of one class share their decisions."""
-    return {e: bisect_left(SIZE_CLASSES, n) for e, n in extents.items()}
+    largest = DEVICE_SIZE_CLASSES if machine.is_cuda else SIZE_CLASSES
+    return {e: bisect_left(largest, n) for e, n in extents.items()}
 
 
 # ---------------------------------------------------------------- the cache folder
