@@ -626,9 +626,9 @@ class Kernel(Elements):
         }
         self.parted = {**outer, **own}
         yield
-        own = {n: self.parted[n] for n in own}
-        for c in first.carries:
-            done = own.get(c.name)
+        for i, c in enumerate(first.carries):  # the code of one loop may serve another: the state has the name of any
+            named = (self.parted.get(s.carries[i].name) for s in loops if s.carries[i].name in own)
+            done = next((x for x in named if x is not None), None)
             if done is not None:
                 done.join(self.values[c.name])
                 self.release()
