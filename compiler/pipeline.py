@@ -14,6 +14,7 @@ from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
 from .codegen import cpu, cpu_lanes, cpu_narrow, mma, simt, wgmma
+from .codegen.near_functions import with_near_functions
 from .codegen.resources import resources
 from .codegen.variants_told import told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
@@ -130,6 +131,12 @@ def compile_kernel(
     check_roles(asked, running, target)
     for name, found in running.items():
         remarks.add("applied", "schedule", "roles", f"{name}: {found.told()}")
+    for p in fused.module.programs if target.is_cuda else ():
+        if with_near_functions(p) != p:
+            form = (
+                "tanh without branches, with an error that results of 16 bits or an exponential do not show"
+            )
+            remarks.add("applied", "codegen", "near-functions", f"{p.name}: {form}")
     if isinstance(target, CudaTarget):
         fused = over_blocks(fused, asked, target, sizes, machine or rates(target), remarks)
     if not target.is_cuda:

@@ -179,7 +179,9 @@ def test_what_is_accepted_never_reads_outside() -> None:
     outcomes = Counter[str]()
 
     @given(expressions(), expressions(), st.integers(0, 3), st.sampled_from([-2, -1, 0, 1, 2, 3]))
-    @settings(max_examples=400, deadline=None, derandomize=True)  # the same draws each time: the counts below stand
+    @settings(
+        max_examples=400, deadline=None, derandomize=True
+    )  # the same draws each time: the counts below stand
     def holds(index: str, bound: str, n: int, s: int) -> None:
         text = f"""kernel f(x: f32[N], s: i64) -> y: f32[N] {{
             y[i] = sum[j in 3 | 0 <= {bound} and {bound} < N](x[{index}]) +

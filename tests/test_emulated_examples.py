@@ -12,7 +12,9 @@ emulated: dict[str, Any] = runpy.run_path(str(Path(__file__).parent.parent / "be
 
 
 @pytest.mark.parametrize("tier", emulated["TIERS"])
-@pytest.mark.parametrize("example", ["matmul_gelu", "cross_entropy", "alibi"])  # three loops in a row: a window
+@pytest.mark.parametrize(
+    "example", ["matmul_gelu", "cross_entropy", "alibi"]
+)  # three loops in a row: a window
 def test_an_example_in_each_tier(example: str, tier: str) -> None:
     found = emulated["row"](f"{example}.tile", example, tier)
     assert not found.refused

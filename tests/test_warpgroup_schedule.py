@@ -255,7 +255,7 @@ def test_three_warpgroups_where_their_tiles_visit_little_more(
     d: int, rows: int, subset: str, warpgroups: int
 ) -> None:
     """Under a diagonal of 1,024 rows six tiles of 192 visit 32 steps of 128 keys, 6,144 rows in all; eight of 128 visit 36,
-    4,608 rows: a third less. Of 16,384 rows it is two hundredths."""
+    4,608 rows: a quarter less. Of 16,384 rows it is two hundredths."""
     text = f"""kernel attention<T: bf16>(q: T[B, H, M, D], k: T[B, H, N, D], v: T[B, H, N, D], scale: f32)
         -> o: T[B, H, M, D] {{
         require scale > 0
@@ -267,3 +267,17 @@ def test_three_warpgroups_where_their_tiles_visit_little_more(
     made = compile_kernel(tl.parse(text)["attention"], SM_90A, sizes, dtypes={"T": DType.BF16})
     (roles,) = [r.message for r in made.remarks if r.name == "roles"]
     assert f"1 warpgroup loads and {warpgroups} compute" in roles
+    told = [r.message for r in made.remarks if r.name == "cascade-tiles"]
+    if (d, rows) == (64, 1024):
+        pairs = f"tiles of 128 rows visit {36 * 128 * 128:,} pairs, tiles of 192 rows {32 * 192 * 128:,}"
+        assert told == [f"o: {pairs}, each in 0.88 of the time"]
+    assert bool(told) == (d == 64 and rows > 64)
+    assert "a maximum moves when it is exceeded by more than 2^8" in roles
+
+
+def test_a_tanh_in_another_form_is_told() -> None:
+    """Where results have 16 bits, and not where they are f32."""
+    text = "kernel f<T: f32 | bf16>(x: T[N]) -> y: T[N] { y[n] = tanh(2 * f32(x[n])) }"
+    for dtype, count in ((DType.BF16, 1), (DType.F32, 0)):
+        made = compile_kernel(tl.parse(text)["f"], SM_90A, {"N": 4096}, dtypes={"T": dtype})
+        assert sum(r.name == "near-functions" for r in made.remarks) == count

@@ -626,7 +626,9 @@ class Kernel(Elements):
         }
         self.parted = {**outer, **own}
         yield
-        for i, c in enumerate(first.carries):  # the code of one loop may serve another: the state has the name of any
+        for i, c in enumerate(
+            first.carries
+        ):  # the code of one loop may serve another: the state has the name of any
             named = (self.parted.get(s.carries[i].name) for s in loops if s.carries[i].name in own)
             done = next((x for x in named if x is not None), None)
             if done is not None:

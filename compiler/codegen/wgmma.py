@@ -104,13 +104,15 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 @dataclass(frozen=True)
 class Choices:
     """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, how blocks take
-    tasks, and whether it has loops that compute between products, with their order."""
+    tasks, whether it has loops that compute between products, with their order, and whether maxima stay where they are while
+    that is not much (`lazy_maximum`)."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int], ...]
     order: TaskOrder
     cascades: bool
     skewed: bool
+    lazy: bool
 
     def stages(self) -> tuple[tuple[str, int], ...]:
         """Of each tensor's ring."""
@@ -125,7 +127,8 @@ class Choices:
         )
         return (
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
-            f"{f'{steps}; ' if self.cascades else ''}{ORDERS[self.order]}"
+            f"{f'{steps}; ' if self.cascades else ''}"
+            f"{'a maximum moves when it is exceeded by more than 2^8; ' if self.lazy else ''}{ORDERS[self.order]}"
         )
 
 
@@ -141,7 +144,8 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
         not all(isinstance(x, Let) and x.name in loader.staging.names for x in s.body) for s in loops
     )
     skewed = cascades and find(program.attributes, Unskewed) is None
-    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed)
+    lazy = with_lazy_maxima(ready) is not ready
+    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed, lazy)
 
 
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:

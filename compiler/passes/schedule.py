@@ -151,7 +151,7 @@ def _warpgroup_tiles(
     widest = max((axis_size(graph, a, sizes) or 0 for a in roles.whole), default=0)
     rows = (axis_size(graph, roles.tiled[0], sizes) if roles.tiled else None) or 2 * WARPGROUP_ROWS
     warpgroups = schedule.warpgroups or _warpgroups_of_cascade(
-        graph, region, roles, sizes, target, widest, rows
+        graph, region, roles, sizes, target, widest, rows, remarks
     )
     keys = WARPGROUP_TILES.key
     if widest > NARROW_ROWS or (warpgroups == 3 and widest > NARROW_COLUMNS):  # 160 registers a thread
@@ -162,7 +162,8 @@ def _warpgroup_tiles(
 
 
 def _warpgroups_of_cascade(
-    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, widest: int, rows: int
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, widest: int, rows: int,
+    remarks: Remarks,
 ) -> int:  # fmt: skip
     """One for up to 64 rows; three where their larger tile visits little more than two would, and there are registers: for
     sums up to NARROW_COLUMNS wide and no tensor that is read for each score."""
@@ -180,6 +181,12 @@ def _warpgroups_of_cascade(
         roles.tiled and {roles.tiled[0], *roles.reduced} & p.axes > {roles.tiled[0]} for p in predicates
     )
     visited = [_visited_pairs(rows, keys, n * WARPGROUP_ROWS, WARPGROUP_TILES.key, bounded) for n in (2, 3)]
+    remarks.add(
+        "note", "schedule", "cascade-tiles",
+        f"{region.name}: tiles of 128 rows visit {visited[0]:,} pairs, tiles of 192 rows {visited[1]:,}, each in "
+        f"{THIRD_WARPGROUP} of the time",
+        region.roots[0].span,
+    )  # fmt: skip
     return 3 if THIRD_WARPGROUP * visited[1] < visited[0] else 2
 
 
