@@ -1,5 +1,6 @@
 """For all tests: those marked `gpu` are skipped, and counted in the summary, where there is no CUDA device; drawn
-examples have no time limit each, because the first of a shape compiles."""
+examples have no time limit each, because the first of a shape compiles, and are the same ones in each run but with
+`--slow`."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ os.environ["TILELOOM_CACHE_DIR"] = str(KEPT)
 # NumPy's products in the oracles are small; threads of theirs would only spin beside those of the other workers.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-settings.register_profile("tileloom", parent=settings(), deadline=None)
-settings.load_profile("tileloom")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="all cases and rounds of tests that otherwise take a few"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    again = not config.getoption("--slow")
+    settings.register_profile("tileloom", parent=settings(), deadline=None, derandomize=again)
+    settings.load_profile("tileloom")
 
 
 @pytest.fixture(autouse=True)
