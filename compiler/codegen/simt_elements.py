@@ -90,6 +90,8 @@ class Wide:
     multiples: tuple[tuple[str, int], ...] = ()
     at_most: tuple[tuple[str, int], ...] = ()
     """Extents that one tile of this size holds."""
+    exact: tuple[tuple[str, int], ...] = ()
+    """Extents that are no larger, so that f32 holds their indices and sums of a few."""
 
     def divides(self, extent: Expr, size: int) -> bool:
         """Is an extent known to be a multiple of `size`?"""

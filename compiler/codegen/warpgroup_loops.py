@@ -286,7 +286,9 @@ class Loops(Products):
             ):
                 self.name_limits(s.axis.name, spread)
         for other in cascade.others:
-            self.statement(replace(other, value=self.with_shifts(other.value)))
+            self.statement(
+                replace(other, value=self.with_affine(self.with_shifts(other.value), other.type.axes))
+            )
             self.release()
             if exponent(other.value)[1] is not None:
                 self.zero_beyond(other, s.axis.name)

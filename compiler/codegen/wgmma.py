@@ -46,6 +46,7 @@ from .simt_source import plain
 from .staging import BARRIER_BYTES, OUTPUT_BYTES, ROW_BYTES
 from .streams import facts_of, only_adds_products, tile_multiples
 from .tile_types import contexts, is_product, tile_axes
+from .warpgroup_affine import exact_extents
 from .warpgroup_form import prepared
 from .warpgroup_loops import TURNS
 from .warpgroup_results import WARPS, Results
@@ -68,8 +69,8 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     ready = with_lazy_maxima(prepared(program))
     warpgroups = _warpgroups(ready)
     made: list[WarpgroupKernel] = []
-    whole = tuple(tile_multiples(ready).items())
-    for wide, suffix in ((Wide(), ""), (Wide(COLUMNS, whole), "whole")):
+    whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)
+    for wide, suffix in ((Wide(exact=exact), ""), (Wide(COLUMNS, whole, exact=exact), "whole")):
         found = WarpgroupKernel(ready, target, wide, suffix, warpgroups)
         if not made or found.unnamed() != made[0].unnamed():
             made.insert(0, found)
@@ -250,8 +251,8 @@ class WarpgroupKernel(Results):
     def launch(self) -> str:
         """The entry of `LAUNCHES`: what every kernel states, one block a multiprocessor, and the tensor maps."""
         told = f', "program": {self.program.name!r}' if self.name != self.program.name else ""
-        if self.wide.at_most:
-            told += f', "at_most": {dict(self.wide.at_most)!r}'
+        if at_most := {**dict(self.wide.exact), **dict(self.wide.at_most)}:
+            told += f', "at_most": {at_most!r}'
         if self.wide.multiples:
             told += f', "multiples": {dict(self.wide.multiples)!r}'
         maps = [(b.load.tensor, b.sizes) for b in self.maps] + [
