@@ -64,17 +64,17 @@ class Kernel:
 
     def assemble(self) -> str:
         """Into the cache folder; gives the tier."""
-        from tileloom.runtime import cuda
+        from tileloom.runtime import machine_code
 
         made = self.compiled()
-        for variants in cuda.variants(made.source).values():
+        for variants in machine_code.variants(made.source).values():
             fits = next(
                 v
                 for v in variants
                 if all(dict(self.sizes)[e] % n == 0 for e, n in v.multiples.items())
                 and all(dict(self.sizes)[e] <= n for e, n in v.at_most.items())
             )
-            cuda.machine_code(made.source, fits.name, SM_90A)
+            machine_code.machine_code(made.source, fits.name, SM_90A)
         return made.module.programs[0].tier
 
 

@@ -15,10 +15,11 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import IO
 
@@ -34,6 +35,8 @@ KEPT = 0.8
 MAGIC = b"tileloom cache 1\n"
 SUFFIX = ".entry"
 LOCKS = "locks"
+FILES = "files"
+"""The group of digests of files."""
 STARTED_S = time.time()
 TICK_S = 0.02
 """File times lag behind the clock by up to one tick of the system, 1 to 10 ms."""
@@ -76,16 +79,29 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def digest_of_files(*patterns: str) -> str:
-    """Digest of this package's own files, `compiler/**/*.py` for one: names and contents, read once a process.
+    """Digest of this package's own files, `compiler/**/*.py` for one: names and contents.
 
-    Files written since this process began may not be those that it imported: then the digest is this process's own.
+    Files written since this process began may not be those that it imported: then the digest is this process's own. To read
+    them all takes 10 ms, so their digest is kept too, for files that are the same by size, times and number in the file
+    system: no content changes without the time of a file's last change (st_ctime).
     """
-    root = Path(__file__).resolve().parent.parent
-    places = {p: root / p.partition("/")[0] for p in patterns}
-    found = sorted(f for p, top in places.items() for f in top.glob(p.partition("/")[2]))
-    newer = any(f.stat().st_mtime > STARTED_S - TICK_S for f in found)
-    own = secrets.token_hex(8) if newer else ""
-    return digest(own, *(part for f in found for part in (f.relative_to(root).as_posix(), f.read_bytes())))
+    root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    names = sorted(n for p in patterns for n in glob(p, root_dir=root, recursive=True))
+    facts = [os.stat(os.path.join(root, n)) for n in names]
+    if any(f.st_mtime > STARTED_S - TICK_S for f in facts):
+        return _digest_of(secrets.token_hex(8), root, names)
+    told = (f"{f.st_size} {f.st_mtime_ns} {f.st_ctime_ns} {f.st_ino} {f.st_dev}" for f in facts)
+    folder, known = store(), digest(root, *names, *told)
+    kept = folder.get(FILES, known)
+    if kept is None:
+        kept = _digest_of("", root, names).encode()
+        folder.put(FILES, kept, known)
+    return kept.decode()
+
+
+def _digest_of(own: str, root: str, names: Sequence[str]) -> str:
+    contents = (Path(root, n).read_bytes() for n in names)
+    return digest(own, *(part for pair in zip(names, contents, strict=True) for part in pair))
 
 
 @dataclass

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from ..compiler.interpreter.elements import element_of
+from ..dsl.types import DType
+from . import driver
 from .arrays import Array, is_torch
 
 CUDA_DLPACK = 2
@@ -33,6 +35,42 @@ def on_device(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class DeviceArray:
+    """What the library of a device array says of it. `bits` has its address, shape and strides, and elements as wide as its
+    own: for checks, never to be read. `dtype` is a name where the language has no such element type."""
+
+    bits: Array
+    dtype: DType | str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.bits.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.bits.ndim
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return tuple(s // self.bits.itemsize for s in self.bits.strides)
+
+    @property
+    def address(self) -> int:
+        return int(self.bits.__array_interface__["data"][0])
+
+    @property
+    def flags(self) -> Any:
+        return self.bits.flags
+
+    def reach(self) -> tuple[int, int]:
+        """The first and the past-the-last byte, from its first element on."""
+        x = self.bits
+        ends = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)] if x.size else []
+        return sum(min(0, e) for e in ends), sum(max(0, e) for e in ends) + x.itemsize
+
+
+@dataclass(frozen=True)
 class _Memory:
     """Memory described to NumPy, and what keeps it alive."""
 
@@ -40,40 +78,54 @@ class _Memory:
     holds: Any
 
 
-def described(value: Any, what: str) -> Array:
-    """A NumPy array with the address, shape, strides and element type of a device array: for checks, never to be read.
-
-    Raises `TypeError` where `value` is no device array.
-    """
+def described(value: Any, what: str) -> DeviceArray:
+    """A device array, for checks. Raises `TypeError` where `value` is none."""
     if is_torch(value):
         return _torch_described(value)
     facts = getattr(value, "__cuda_array_interface__", None)
     if facts is None:
         raise TypeError(f"{what} is a {type(value).__name__}; an array on the CUDA device is what it takes")
     plain = {k: facts[k] for k in ("shape", "typestr", "data", "strides") if facts.get(k) is not None}
-    return np.asarray(_Memory({**plain, "version": 3}, value))
+    array = np.asarray(_Memory({**plain, "version": 3}, value))
+    return DeviceArray(array, element_of(array.dtype) or str(array.dtype))
 
 
-def _torch_described(tensor: Any) -> Array:
-    torch = sys.modules["torch"]
+TORCH_NAMES = {
+    DType.F64: "float64",
+    DType.F32: "float32",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.I64: "int64",
+    DType.I32: "int32",
+    DType.I16: "int16",
+    DType.I8: "int8",
+    DType.U8: "uint8",
+    DType.BOOL: "bool",
+}
+"""Attributes of torch; but for bfloat16 also NumPy's names."""
+_NAMED = {name: dtype for dtype, name in TORCH_NAMES.items()}
+
+
+def _torch_described(tensor: Any) -> DeviceArray:
     plain = tensor.detach().resolve_conj().resolve_neg()
     size = plain.element_size()
-    is_bf16 = plain.dtype == torch.bfloat16
-    kind = np.dtype(np.int16) if is_bf16 else torch.empty(0, dtype=plain.dtype).numpy().dtype
     memory = {
         "shape": tuple(plain.shape),
-        "typestr": kind.str,
+        "typestr": f"|V{size}",
         "data": (plain.data_ptr() or size, False),
         "strides": tuple(s * size for s in plain.stride()),
         "version": 3,
     }
-    array: Array = np.asarray(_Memory(memory, plain))
-    return array.view(ml_dtypes.bfloat16) if is_bf16 else array
+    name = str(plain.dtype).removeprefix("torch.")
+    return DeviceArray(np.asarray(_Memory(memory, plain)), _NAMED.get(name, name))
 
 
 def imported(value: Any) -> Any:
-    """An array that has only DLPack, as one of a library that is loaded; others as they are."""
-    if is_torch(value) or hasattr(value, "__cuda_array_interface__"):
+    """A device array as kernels can read it in place: one that has only DLPack as one of a library that is loaded, and what
+    torch has yet to negate negated. Others, and what is no device array, as they are."""
+    if is_torch(value):
+        return value.resolve_neg() if value.is_neg() else value
+    if not on_device(value) or hasattr(value, "__cuda_array_interface__"):
         return value
     for name in ("torch", "cupy"):
         library = sys.modules.get(name)
@@ -88,20 +140,22 @@ def device_of(value: Any) -> int:
     """The number of the device that an array lies on."""
     if is_torch(value):
         return int(value.device.index)
-    device = getattr(value, "device", None)
-    number = getattr(device, "id", None)
-    return int(number) if isinstance(number, int) else 0
+    number = getattr(getattr(value, "device", None), "id", None)  # CuPy's
+    if isinstance(number, int):
+        return number
+    found = driver.device_at(address_of(value))
+    return 0 if found is None else found  # of no element
 
 
 def stream_of(like: Any, device: int) -> int:
-    """The handle of the stream that the library of `like` works on now."""
+    """The handle of the stream of a device that the library of `like` works on now."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         stream: int = torch._C._cuda_getCurrentRawStream(device)
         return stream
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
-        return int(cupy.cuda.get_current_stream().ptr)
+        return int(cupy.cuda.get_current_stream(device).ptr)
     return 0
 
 
@@ -109,12 +163,12 @@ Maker = tuple[Callable[[Any], Any], Any]
 """A function that makes an array, and what it is called with; None for the first array of the call."""
 
 
-def maker(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Maker:
+def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Maker:
     """What makes such arrays for calls whose first array is one like `like`."""
     if not is_torch(like):
         return partial(empty, shape, dtype), None
     torch = sys.modules["torch"]
-    kind = torch_dtype(dtype)
+    kind = getattr(torch, TORCH_NAMES[dtype])
     if type(like) is torch.Tensor and like.shape == shape and like.dtype == kind and like.is_contiguous():
         return torch.empty_like, None
     # one element seen as a tensor of that shape: empty_like takes two thirds of the time of empty, which has more arguments
@@ -124,27 +178,24 @@ def maker(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Maker:
     return partial(empty, shape, dtype), None
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
+def empty(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
     """A new packed array of the kind that `like` is, on its device.
 
     Raises `TypeError` where that library cannot hold the element type, or none is known to make one.
     """
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=torch_dtype(dtype), device=like.device)
-    if dtype == ml_dtypes.bfloat16:
+        return torch.empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]), device=like.device)
+    if dtype is DType.BF16:
         raise TypeError(f"{type(like).__name__} arrays hold no bfloat16; pass torch tensors")
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
-        return cupy.empty(shape, dtype)
+        with like.device:
+            return cupy.empty(shape, TORCH_NAMES[dtype])
     from numba import cuda
 
-    return cuda.device_array(shape, dtype)
-
-
-def torch_dtype(dtype: np.dtype[Any]) -> Any:
-    torch = sys.modules["torch"]
-    return torch.bfloat16 if dtype == ml_dtypes.bfloat16 else getattr(torch, dtype.name)
+    with cuda.gpus[device_of(like)]:
+        return cuda.device_array(shape, TORCH_NAMES[dtype])
 
 
 def address_of(value: Any) -> int:

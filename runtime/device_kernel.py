@@ -7,42 +7,38 @@ library works on. Nothing is copied and nothing waits, so a call can be captured
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..compiler.evaluate import Number
-from ..compiler.interpreter.elements import NUMPY
 from ..compiler.target import CudaTarget
 from ..compiler.tensor_ir import Graph
-from ..compiler.tile_ir import TileModule, TileProgram
+from ..compiler.tile_ir import TileModule
 from ..dsl.types import DType
-from . import cuda
-from .arrays import Array, overlaps
+from . import driver
+from .arrays import is_torch, overlaps
 from .device_arrays import (
+    DeviceArray,
     Maker,
     address_of,
     described,
     device_of,
-    empty,
     imported,
     maker,
     on_device,
     part_of_key,
     stream_of,
 )
-from .launch import Kernel, Plan
-from .native_call import Call, Settled, native_call
+from .launches import Call, Launch, Source, packed_strides
+from .native_call import Call as NativeCall
+from .native_call import Settled, native_call
+from .parameters import Parameters, Plan
 from .ready import NUMBERS
-from .tensor_maps import MapSlot, can_be_mapped
-
-Slot = tuple[Any, int]
-"""Where an address goes, and the number of the array it belongs to."""
 
 
 def recognised(
@@ -76,23 +72,6 @@ def recognised(
     return tuple(key), addresses
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One launch, settled but for addresses. `pointers` is the argument array that the driver reads, `held` its memory;
-    `shape` the grid, the block and the stream."""
-
-    function: Any
-    shape: cuda.LaunchShape
-    pointers: Any
-    slots: tuple[Slot, ...]
-    held: tuple[Any, ...] = field(repr=False)
-    what: str
-    reference: Any = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reference", ctypes.byref(self.shape))
-
-
 @dataclass
 class DeviceReady:
     """A call that is settled but for addresses. `places` says where among its values each array stands; `made` what is
@@ -100,7 +79,7 @@ class DeviceReady:
 
     device: int
     places: tuple[int, ...]
-    made: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    made: tuple[tuple[tuple[int, ...], DType], ...]
     outputs: int
     launches: tuple[Launch, ...]
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -109,11 +88,11 @@ class DeviceReady:
     """Which of the arrays that are given are written."""
     reach: tuple[tuple[int, int], ...] = ()
     """The bytes that each of them spans, from its first element on."""
-    native: tuple[Call | None] | None = field(default=None, repr=False)
+    native: tuple[NativeCall | None] | None = field(default=None, repr=False)
     """The native function of such calls, None where there is no way to one; not looked for yet."""
 
     def __post_init__(self) -> None:
-        self.context = cuda.Context(self.device)
+        self.context = driver.Context(self.device)
         self.seen_apart: Sequence[int] = ()  # the latest addresses found so
 
     def apart(self, addresses: Sequence[int]) -> bool:
@@ -151,17 +130,17 @@ class DeviceReady:
             if self.context.is_current():
                 self._start(addresses, stream)
                 return
-            with cuda.device(self.device):
+            with driver.device(self.device):
                 self._start(addresses, stream)
 
     def _start(self, addresses: Sequence[int], stream: int) -> None:
         for launch in self.launches:
             for slot, i in launch.slots:
                 slot.value = addresses[i]
-            cuda.start(launch, stream)
+            driver.start(launch, stream)
 
 
-class DeviceKernel(Kernel):
+class DeviceKernel(Parameters):
     """A compiled kernel for arrays on a device: call it with the parameters of `graph.order`, by position or by name.
 
     Results are new arrays of the first array argument's kind, on its device; `out=` takes the array (or tuple) to write
@@ -169,44 +148,50 @@ class DeviceKernel(Kernel):
     """
 
     def __init__(self, graph: Graph, module: TileModule, source: str, target: CudaTarget) -> None:
-        self.graph = graph
-        self.module = module
-        self.source = source
-        self.target = target
-        self._plans: dict[tuple[object, ...], Plan] = {}
-        self._variants = cuda.variants(source)
+        super().__init__(graph, module)
+        self.source = Source(source, target)
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-        given = self._bind(args, kwargs)
-        tensors = {n: self._device_array(given[n], self._what(n)) for n in self.graph.tensors}
-        outs = self._outs(out)
-        ready = self._settled_call(tensors, self._scalars(given), outs)
-        first = next(iter(tensors.values()))
-        arrays = [*tensors.values()]
-        made = [empty(shape, dtype, first) for shape, dtype in ready.made]
-        made[: len(outs)] = outs
-        ready.start([address_of(x) for x in (*arrays, *made)], stream_of(first, ready.device))
-        results = made[: ready.outputs]
-        return results[0] if len(results) == 1 else tuple(results) if results else None
+        outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
+        ready = self.device_ready(args, kwargs, outs)
+        values = tuple(map(imported, (*args, *kwargs.values(), *outs)))
+        found = ready(values, [address_of(x) if on_device(x) else 0 for x in values])
+        return found if out is None else out
 
     def device_ready(
         self, positional: Sequence[Any], named: Mapping[str, Any], outs: Sequence[Any] = ()
     ) -> DeviceReady:
-        """What runs calls that are `recognised` as this one, which has succeeded; `outs` come after their other values."""
+        """What runs calls that are `recognised` as this one: everything is checked, variants are chosen and launches
+        prepared. `outs` are to be written, and come after a call's other values."""
         given = self._bind(tuple(positional), dict(named))
+        if not self.graph.tensors:
+            raise TypeError(
+                f"{self.graph.name} takes no array, so nothing says on which device it should run"
+            )
+        tensors = {
+            n: self._device_array(given[n], self._what(n), t.inout) for n, t in self.graph.tensors.items()
+        }
+        targets = self._targets(outs)
+        device = self._one_device({**tensors, **targets})
+        views = {n: self._view(n, x) for n, x in tensors.items()}
+        written = {n: described(x, f"out for `{n}`") for n, x in targets.items()}
+        scalars = self._scalars(given)
+        plan = self._plan({n: x.shape for n, x in views.items()}, scalars)
+        self._check_targets(views, written, plan)
         order = [*self.graph.order[: len(positional)], *named]
-        ready = self._settled_call({n: given[n] for n in self.graph.tensors}, self._scalars(given), outs)
-        places = tuple(order.index(n) for n in self.graph.tensors)
-        places += tuple(range(len(order), len(order) + len(outs)))
-        updated = [i for i, t in enumerate(self.graph.tensors.values()) if t.inout]
-        arrays = [given[n] for n in self.graph.tensors] + list(outs)
         return DeviceReady(
-            ready.device, places, ready.made[len(outs) :], ready.outputs - len(outs), ready.launches,
-            written=(*updated, *range(len(self.graph.tensors), len(arrays))),
-            reach=tuple(_reach(described(x, "an array")) for x in arrays),
-        )  # fmt: skip
+            device,
+            places=(*map(order.index, tensors), *range(len(order), len(order) + len(outs))),
+            made=tuple(self._made(plan, given=written)),
+            outputs=len(plan.outputs) - len(outs),
+            launches=self._launches(device, {**views, **written}, plan, scalars),
+            written=tuple(
+                i for i, n in enumerate((*views, *written)) if n in written or self.graph.tensors[n].inout
+            ),
+            reach=tuple(x.reach() for x in (*views.values(), *written.values())),
+        )
 
-    def native(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> Call | None:
+    def native(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> NativeCall | None:
         """The native function of calls like this one, which has succeeded; None where there is no way to one."""
         several = type(out) is tuple
         outs: tuple[Any, ...] = out if several else () if out is None else (out,)
@@ -227,65 +212,57 @@ class DeviceKernel(Kernel):
             spans=dict(zip(ready.places, ready.reach, strict=True)),
             written=frozenset(ready.places[i] for i in ready.written),
         )
-        return native_call(settled, cuda.native_driver(ready.device, [x.what for x in ready.launches]))
-
-    def _small(self, extents: Mapping[str, int]) -> tuple[bool, ...]:
-        return ()  # a device's threads need no waking
+        return native_call(settled, driver.native_driver(ready.device, [x.what for x in ready.launches]))
 
     # -- checks
 
-    def _device_array(self, value: Any, what: str) -> Any:
+    def _device_array(self, value: Any, what: str, written: bool) -> Any:
         if not on_device(value):
             raise TypeError(
                 f"{what} is {'a NumPy array' if isinstance(value, np.ndarray) else f'a {type(value).__name__}'} in the "
                 "host's memory, and other arguments lie on the device; move it there first"
             )
+        if written and is_torch(value) and value.is_neg():
+            raise ValueError(
+                f"{what} is a view that torch has yet to negate; a plain tensor is what it takes"
+            )
         return imported(value)
 
-    def _outs(self, out: Any) -> list[Any]:
-        if out is None:
-            return []
-        given = list(out) if isinstance(out, tuple | list) else [out]
-        if len(given) != len(self.graph.outputs):
+    def _targets(self, outs: Sequence[Any]) -> dict[str, Any]:
+        """The arrays to write, by output."""
+        if not outs:
+            return {}
+        if len(outs) != len(self.graph.outputs):
             names = ", ".join(self.graph.outputs)
             raise ValueError(
-                f"{self.graph.name}: out holds {len(given)} arrays; it takes {len(self.graph.outputs)}, for {names}"
+                f"{self.graph.name}: out holds {len(outs)} arrays; it takes {len(self.graph.outputs)}, for {names}"
             )
-        return [
-            self._device_array(x, f"{self.graph.name}: out for `{n}`")
-            for x, n in zip(given, self.graph.outputs, strict=True)
-        ]
+        return {
+            n: self._device_array(x, f"{self.graph.name}: out for `{n}`", written=True)
+            for x, n in zip(outs, self.graph.outputs, strict=True)
+        }
 
-    def _settled_call(
-        self, tensors: Mapping[str, Any], scalars: Mapping[str, Number], outs: Sequence[Any]
-    ) -> DeviceReady:
-        """Check everything, choose variants and prepare the launches."""
-        if not tensors:
-            raise TypeError(
-                f"{self.graph.name} takes no array, so nothing says on which device it should run"
-            )
-        device = self._one_device({**tensors, **dict(zip(self.graph.outputs, outs, strict=False))})
-        views = {n: self._view(n, x) for n, x in tensors.items()}
-        plan = self._plan({n: x.shape for n, x in views.items()}, scalars)
-        targets = {n: described(x, f"out for `{n}`") for n, x in zip(self.graph.outputs, outs, strict=False)}
-        self._check_targets(views, targets, plan)
-        made = [(s, NUMPY[self.graph.outputs[n].dtype]) for n, s in plan.outputs.items()]
-        made += [(plan.scratch[s.name], NUMPY[s.dtype]) for s in self.module.scratch]
-        names = [*views, *plan.outputs, *(s.name for s in self.module.scratch)]
-        shapes = {**dict(zip(names[len(views) :], made, strict=True))}
-        strides = {n: tuple(s // x.itemsize for s in x.strides) for n, x in {**views, **targets}.items()}
-        strides |= {n: cuda.packed_strides(s) for n, (s, _) in shapes.items() if n not in targets}
-        aligned = {n: x.__array_interface__["data"][0] % 16 == 0 for n, x in {**views, **targets}.items()}
-        sizes = {n: x.shape for n, x in {**views, **targets}.items()} | {n: s for n, (s, _) in shapes.items()}
-        call = _Call(self, device, names, sizes, strides, aligned, {**plan.extents, **scalars})
-        launches = [call.launch(p) for p in self.module.programs]
-        return DeviceReady(
+    def _made(self, plan: Plan, given: Mapping[str, DeviceArray]) -> Iterator[tuple[tuple[int, ...], DType]]:
+        """What a call allocates: outputs that are not given, then tensors between launches."""
+        yield from ((s, self.graph.outputs[n].dtype) for n, s in plan.outputs.items() if n not in given)
+        yield from ((plan.scratch[s.name], s.dtype) for s in self.module.scratch)
+
+    def _launches(
+        self, device: int, known: Mapping[str, DeviceArray], plan: Plan, scalars: Mapping[str, Number]
+    ) -> tuple[Launch, ...]:
+        """Arrays are counted as they come: those that are known, then those that are made, which are packed."""
+        made = {n: s for n, s in {**plan.outputs, **plan.scratch}.items() if n not in known}
+        call = Call(
+            self.source,
             device,
-            tuple(range(len(views))),
-            tuple(made),
-            len(plan.outputs),
-            tuple(x for x in launches if x is not None),
+            names=[*known, *made],
+            shapes={**{n: x.shape for n, x in known.items()}, **made},
+            strides={n: x.strides for n, x in known.items()}
+            | {n: packed_strides(s) for n, s in made.items()},
+            aligned={n: x.address % 16 == 0 for n, x in known.items()},
+            numbers={**plan.extents, **scalars},
         )
+        return tuple(filter(None, map(call.launch, self.module.programs)))
 
     def _one_device(self, arrays: Mapping[str, Any]) -> int:
         devices = {n: device_of(x) for n, x in arrays.items()}
@@ -294,20 +271,22 @@ class DeviceKernel(Kernel):
             raise ValueError(f"{self.graph.name}: all arrays have to lie on one device; here {told}")
         return next(iter(devices.values()))
 
-    def _view(self, name: str, value: Any) -> Array:
+    def _view(self, name: str, value: Any) -> DeviceArray:
         tensor, view = self.graph.tensors[name], described(value, self._what(name))
-        if view.dtype != NUMPY[tensor.dtype]:
-            raise TypeError(f"{self._what(name)} holds {view.dtype}; {NUMPY[tensor.dtype]} is what it takes")
+        if view.dtype is not tensor.dtype:
+            raise TypeError(f"{self._what(name)} holds {view.dtype}; {tensor.dtype} is what it takes")
         if view.ndim != len(tensor.shape):
             raise ValueError(
                 f"{self._what(name)} has {view.ndim} axes, shape {view.shape}; it takes {len(tensor.shape)}"
             )
         return view
 
-    def _check_targets(self, views: Mapping[str, Array], targets: Mapping[str, Array], plan: Plan) -> None:
+    def _check_targets(
+        self, views: Mapping[str, DeviceArray], targets: Mapping[str, DeviceArray], plan: Plan
+    ) -> None:
         for name, x in targets.items():
-            dtype = NUMPY[self.graph.outputs[name].dtype]
-            if x.shape != plan.outputs[name] or x.dtype != dtype:
+            dtype = self.graph.outputs[name].dtype
+            if x.shape != plan.outputs[name] or x.dtype is not dtype:
                 raise ValueError(
                     f"{self.graph.name}: out for `{name}` is {x.dtype} {x.shape}; the result is {dtype} "
                     f"{plan.outputs[name]}"
@@ -318,86 +297,7 @@ class DeviceKernel(Kernel):
             if not array.flags.writeable:
                 raise ValueError(f"{self.graph.name}: {what} is read-only; a writable array is what it takes")
             for name, other in {**{f"`{n}`": x for n, x in views.items()}, **written}.items():
-                if name != what and overlaps(array, other):
+                if name != what and overlaps(array.bits, other.bits):
                     raise ValueError(
                         f"{self.graph.name}: {what} shares memory with {name}; a separate array is what it takes"
                     )
-
-
-def _reach(x: Array) -> tuple[int, int]:
-    """The first and the past-the-last byte of an array, from its first element on."""
-    ends = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)] if x.size else []
-    return sum(min(0, e) for e in ends), sum(max(0, e) for e in ends) + x.itemsize
-
-
-HELD: dict[DType, Callable[[Any], Any]] = {
-    DType.F64: ctypes.c_double,
-    DType.I64: ctypes.c_int64,
-    DType.BOOL: ctypes.c_bool,
-    **dict.fromkeys((DType.I32, DType.I16, DType.I8, DType.U8), ctypes.c_int32),
-}
-"""How a scalar is passed; f32, f16 and bf16, rounded to their type, as a float."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What decides about the launches of a call: sizes, strides in elements and alignment to 16 bytes by tensor, numbers."""
-
-    kernel: DeviceKernel
-    device: int
-    names: list[str]
-    shapes: Mapping[str, tuple[int, ...]]
-    strides: Mapping[str, tuple[int, ...]]
-    aligned: Mapping[str, bool]
-    numbers: Mapping[str, Number]
-
-    def launch(self, program: TileProgram) -> Launch | None:
-        """The launch of a program; None where it has no work."""
-        variant = next(v for v in self.kernel._variants[program.name] if self.fits(program, v))
-        sizes = [int(self.numbers[e]) for e in program.extents]
-        blocks = variant.blocks(sizes, cuda.multiprocessors(self.device))
-        if blocks <= 0:
-            return None
-        code = cuda.machine_code(self.kernel.source, variant.name, self.kernel.target)
-        tensors = [(ctypes.c_void_p(), self.names.index(p.name)) for p in program.params]
-        values: list[Any] = []
-        for p, (slot, _) in zip(program.params, tensors, strict=True):
-            values += [slot, *map(ctypes.c_int64, self.strides[p.name])]
-        values += [self.scalar(self.numbers[s.name], s.dtype) for s in program.scalars]
-        values += [ctypes.c_int64(n) for n in sizes]
-        maps = [
-            (MapSlot(self.shapes[t], self.strides[t], box), self.names.index(t)) for t, box in variant.maps
-        ]
-        places = [*(ctypes.addressof(v) for v in values), *(m.place for m, _ in maps)]
-        pointers = (ctypes.c_void_p * len(places))(*places)
-        told = ", ".join(f"{e} = {n}" for e, n in zip(program.extents, sizes, strict=True))
-        what = f"`{program.name}` ({told}; {blocks} blocks of {variant.threads} threads, {variant.shared_bytes} bytes of "
-        with cuda.current(self.device):
-            function = cuda.function(code.cubin, variant.name, variant.shared_bytes, self.device)
-        return Launch(
-            ctypes.c_void_p(function),
-            cuda.LaunchShape.of(blocks, variant.threads, variant.shared_bytes, variant.secondary),
-            pointers,
-            (*tensors, *maps),
-            (*values, *maps),
-            what + "dynamic shared memory)",
-        )
-
-    def fits(self, program: TileProgram, v: cuda.Variant) -> bool:
-        """Do sizes, strides and alignment allow the variant?"""
-        dtypes = {p.name: p.dtype for p in program.params}
-        divisible = all(int(self.numbers[e]) % n == 0 for e, n in v.multiples.items())
-        divisible = divisible and all(int(self.numbers[e]) <= n for e, n in v.at_most.items())
-        mapped = all(can_be_mapped(self.shapes[t], self.strides[t]) for t, _ in v.maps)
-        return divisible and mapped and all(self.is_wide(t, 16 // dtypes[t].bytes) for t in v.wide)
-
-    def is_wide(self, tensor: str, elements: int) -> bool:
-        """May rows of a tensor be moved 16 bytes at a time? New arrays are packed and aligned."""
-        *outer, last = self.strides[tensor]
-        return self.aligned.get(tensor, True) and last == 1 and all(s % elements == 0 for s in outer)
-
-    def scalar(self, value: Number, dtype: DType) -> Any:
-        if dtype in (DType.F16, DType.BF16):
-            return ctypes.c_float(float(NUMPY[dtype].type(value)))
-        kind: Any = HELD.get(dtype, ctypes.c_float)
-        return kind(value)

@@ -6,32 +6,26 @@ check: `Ready` runs it in a few microseconds.
 
 from __future__ import annotations
 
-import difflib
-import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..compiler.calls import check_call, extents_of
 from ..compiler.codegen.cpu_names import function_names
 from ..compiler.cost import CPU_RATES, estimate, predict
-from ..compiler.evaluate import Number, evaluate
+from ..compiler.evaluate import Number
 from ..compiler.interpreter.elements import NUMPY
-from ..compiler.tensor_ir import Graph, Node
+from ..compiler.tensor_ir import Graph
 from ..compiler.tile_ir import TileModule, TileProgram
 from ..dsl.types import DType
 from .arrays import NARROW_FLOATS, Array, Received, deliver, overlaps, receive, to_kernel, writable
 from .kernels import contiguous, launches, version
 from .memory import Scratch, last_use
+from .parameters import Parameters, Plan
 from .ready import Ready, Step
 from .threads import alone
 
-MAX_BYTES = 2**63 - 1
-REMEMBERED_CALLS = 256
 WORTH_SHARING_S = 500e-6
 """A launch whose shared work is predicted to take less runs on the calling thread. After a pause of 2 ms another thread
 begins 200 to 400 µs after it was called, and the caller loses about 200 µs; in calls that follow at once it is 120 and 50
@@ -39,17 +33,7 @@ begins 200 to 400 µs after it was called, and the caller loses about 200 µs; i
 (cpu-avx2-gemm.json)."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a call's shapes and scalars settle: extents, output shapes, scratch shapes, launches for one thread."""
-
-    extents: dict[str, int]
-    outputs: dict[str, tuple[int, ...]]
-    scratch: dict[str, tuple[int, ...]]
-    alone: tuple[bool, ...]
-
-
-class Kernel:
+class Kernel(Parameters):
     """A compiled kernel: call it with the parameters of `graph.order`, by position or by name.
 
     Extents declared as parameters go by name. Results come in declared order, one alone without a tuple, as the first
@@ -66,14 +50,12 @@ class Kernel:
         edited: bool = False,
     ) -> None:
         """`edited` functions may call what they compile in ways of their own, so Numba looks at the types of each call."""
-        self.graph = graph
-        self.module = module
+        super().__init__(graph, module)
         self._edited = edited
         self._versions: dict[tuple[int, bool], Callable[..., object]] = {}
         names = function_names(module)
         self._steps = [(p, functions[names[p.name]]) for p in module.programs]
         self._last_use = {s.name: last_use(module, s.name) for s in module.scratch}
-        self._plans: dict[tuple[object, ...], Plan] = {}
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         given = self._bind(args, kwargs)
@@ -144,102 +126,9 @@ class Kernel:
         self._execute({**tensors, **results}, scalars, plan)
         return results
 
-    # -- arguments
-
-    def _what(self, name: str) -> str:
-        return f"{self.graph.name}: `{name}`"
-
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by parameter name."""
-        order, declared = self.graph.order, self.graph.declared
-        if len(args) > len(order):
-            raise TypeError(
-                f"{self.graph.name} takes {len(order)} arguments ({', '.join(order)}), {len(args)} were given"
-            )
-        given = dict(zip(order, args, strict=False))
-        for name, value in kwargs.items():
-            if name in given:
-                raise TypeError(f"{self._what(name)} is given twice, by position and by name")
-            if name not in order and name not in declared:
-                raise TypeError(f"{self.graph.name} has no parameter `{name}`{self._nearest(name)}")
-            given[name] = value
-        missing = [n for n in (*order, *declared) if n not in given]
-        if missing:
-            plural = "s" if len(missing) > 1 else ""
-            raise TypeError(f"{self.graph.name} is missing argument{plural} {', '.join(missing)}")
-        return given
-
-    def _nearest(self, name: str) -> str:
-        names = (*self.graph.order, *self.graph.declared, "out")
-        close = difflib.get_close_matches(name, names, 1)
-        return f"; did you mean `{close[0]}`?" if close else f"; it has {', '.join(names)}"
-
-    def _scalars(self, given: Mapping[str, Any]) -> dict[str, Number]:
-        kinds = {n: s.dtype for n, s in self.graph.scalars.items()} | dict.fromkeys(
-            self.graph.declared, DType.I64
-        )
-        return {n: scalar(given[n], self._what(n), dtype) for n, dtype in kinds.items()}
-
-    # -- shapes
-
-    def _plan(self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Number]) -> Plan:
-        """Extents and shapes of a call, after all checks; remembered for the latest calls."""
-        key = (*shapes.items(), *scalars.items())
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._settle(shapes, scalars)
-            if len(self._plans) >= REMEMBERED_CALLS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = plan
-        return plan
-
-    def _settle(self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Number]) -> Plan:
-        extents = extents_of(self.graph, shapes, scalars)
-        check_call(self.graph, extents, scalars)
-        self._check_statics(extents)
-        outputs = {
-            n: self._shape(n, t.shape, t.dtype, extents, scalars) for n, t in self.graph.outputs.items()
-        }
-        scratch = self._scratch({**scalars, **extents}) if self.module.scratch else {}
-        known = {**extents, **{n: int(v) for n, v in scalars.items() if isinstance(v, int)}}
-        return Plan(extents, outputs, scratch, self._small(known))
-
     def _small(self, extents: Mapping[str, int]) -> tuple[bool, ...]:
         """For each launch, whether one thread does."""
         return tuple(_is_small(p, extents) for p in self.module.programs)
-
-    def _check_statics(self, extents: Mapping[str, int]) -> None:
-        for p in self.module.programs:
-            for name, value in p.statics:
-                if extents.get(name, value) != value:
-                    raise ValueError(
-                        f"{self.graph.name}: {name} is {extents[name]}; this version is compiled for {name} = {value}"
-                    )
-
-    def _scratch(self, numbers: Mapping[str, Number]) -> dict[str, tuple[int, ...]]:
-        from ..compiler.interpreter.tile import integer  # a module that most kernels run without
-
-        return {
-            s.name: self._sized(s.name, tuple(integer(x, numbers) for x in s.shape), s.dtype)
-            for s in self.module.scratch
-        }
-
-    def _shape(
-        self,
-        name: str,
-        shape: Sequence[Node],
-        dtype: DType,
-        extents: Mapping[str, int],
-        scalars: Mapping[str, Number],
-    ) -> tuple[int, ...]:
-        return self._sized(name, tuple(int(evaluate(n, extents, scalars)) for n in shape), dtype)
-
-    def _sized(self, name: str, shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
-        if any(n < 0 for n in shape):
-            raise ValueError(f"{self._what(name)} would have shape {shape}: no axis can be negative")
-        if math.prod(n or 1 for n in shape) * dtype.bytes > MAX_BYTES:
-            raise ValueError(f"{self._what(name)} would have shape {shape}: more than 2^63 - 1 bytes")
-        return shape
 
     # -- memory
 
@@ -327,37 +216,6 @@ def _is_small(program: TileProgram, extents: Mapping[str, int]) -> bool:
     """Is one launch predicted to end before another thread would be awake?"""
     found = predict(estimate(program, extents), CPU_RATES)
     return found.seconds - found.parts["launch"] < WORTH_SHARING_S
-
-
-def scalar(value: Any, what: str, dtype: DType) -> Number:
-    """A scalar argument as a Python number. Raises `TypeError` for another kind, `ValueError` for one out of range."""
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if dtype is DType.BOOL:
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{what} is {value!r}; True or False is what it takes")
-        return bool(value)
-    if isinstance(value, bool | np.bool_ | np.ndarray):
-        raise TypeError(f"{what} is {value!r}; a number ({dtype}) is what it takes")
-    return _real(value, what, dtype) if dtype.is_float else _whole(value, what, dtype)
-
-
-def _real(value: Any, what: str, dtype: DType) -> float:
-    try:
-        return float(value.__float__() if hasattr(value, "__float__") else operator.index(value))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{what} is {value!r}; a number ({dtype}) is what it takes") from error
-
-
-def _whole(value: Any, what: str, dtype: DType) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{what} is {value!r}; an integer ({dtype}) is what it takes") from error
-    info = np.iinfo(NUMPY[dtype])
-    if not info.min <= number <= info.max:
-        raise ValueError(f"{what} is {number}; {dtype} holds {info.min} to {info.max}")
-    return number
 
 
 def as_held(value: Number, dtype: DType) -> Any:

@@ -20,10 +20,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from . import tensor_maps
-from .native_entry import LAUNCH, MAKER, MAP, PLAN, RECORD, SLOT, VIEW, WORD_BYTES, entry
+from .native_tables import LAUNCH, MAKER, MAP, PLAN, RECORD, SLOT, VIEW, WORD_BYTES
 
 if TYPE_CHECKING:
-    from .device_kernel import Launch
+    from .launches import Launch
 
 Call = Callable[[Sequence[Any], Mapping[str, Any], Any], Any]
 """Takes the arguments by place, those by name and `out`; gives the results or `NotImplemented`."""
@@ -263,6 +263,8 @@ class _Method(ctypes.Structure):
 
 @cache
 def _method() -> _Method:
+    from .native_entry import entry  # with llvmlite, for which a first call does not wait
+
     return _Method(b"call", entry(), METH_FASTCALL, None)
 
 

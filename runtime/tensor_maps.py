@@ -7,11 +7,12 @@ swizzled (CU_TENSOR_MAP_SWIZZLE_128B), and what lies outside the tensor reads as
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from .driver_library import opened
 
 MAP_BYTES, ALIGNMENT = 128, 64
 ELEMENT_BYTES = 2
@@ -23,7 +24,7 @@ MOST_STRIDE_BYTES = 1 << 40
 
 @cache
 def _encoder() -> Callable[..., int]:
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    library = opened(ctypes.CDLL)
     encode: Callable[..., int] = library.cuTensorMapEncodeTiled
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
     library.cuTensorMapEncodeTiled.argtypes = [

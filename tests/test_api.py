@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,32 +218,20 @@ def test_stages_for_a_gpu_target_and_no_call() -> None:
     assert "cuda" in kernel(SCALED, target="cuda:sm_80").stages["source"]
 
 
-class Emulated:
-    """Stands in for `runtime.cuda`: a device whose threads run under CPython."""
+def emulate(patch: pytest.MonkeyPatch, found: CudaTarget | None) -> None:
+    """A device of this architecture whose threads run under CPython, or none."""
+    from tileloom.runtime.emulate import run_module
 
-    def __init__(self, found: CudaTarget | None) -> None:
-        self.found = found
-        self.runs_on = cuda_runs_on
-
-    def present(self) -> CudaTarget | None:
-        return self.found
-
-    def assemble(self, source: str, target: CudaTarget) -> str:
-        return source
-
-    def run_module(self, module: Any, kernels: str, tensors: Any, scalars: Any) -> Any:
-        from tileloom.runtime.emulate import run_module
-
-        return run_module(module, kernels, tensors, scalars)
-
-
-def cuda_runs_on(target: CudaTarget, capability: tuple[int, int]) -> bool:
-    return target.capability <= capability
+    patch.setattr("tileloom.runtime.machine_code.toolkit_installed", lambda: True)
+    patch.setattr("tileloom.runtime.driver.present", lambda number=0: found)
+    patch.setattr(
+        "tileloom.runtime.device_copies.run_module",
+        lambda module, source, target, tensors, scalars: run_module(module, source, tensors, scalars),
+    )
 
 
 def test_gpu_code_runs_where_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tileloom.runtime.cuda", Emulated(SM_80), raising=False)
-    monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(SM_80))
+    emulate(monkeypatch, SM_80)
     x, y = vectors()
     k = kernel(SCALED, target="cuda")
     assert k.machine is SM_80
@@ -257,8 +244,7 @@ def test_gpu_code_runs_where_a_device_is(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_gpu_code_is_kept_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TILELOOM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("tileloom.runtime.cuda", Emulated(SM_80), raising=False)
-    monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(SM_80))
+    emulate(monkeypatch, SM_80)
     x, y = vectors()
     first = kernel(SCALED, target="cuda:sm_80")(x, y, a=3)
 
@@ -274,8 +260,7 @@ def test_gpu_code_is_kept_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_gpu_code_is_not_run_where_no_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tileloom.runtime.cuda", Emulated(None), raising=False)
-    monkeypatch.setitem(sys.modules, "tileloom.runtime.cuda", Emulated(None))
+    emulate(monkeypatch, None)
     with pytest.raises(ValueError, match="there is no CUDA device here, so code for cuda:sm_80 can be"):
         kernel(SCALED, target="cuda:sm_80")(*vectors(), a=1)
     with pytest.raises(ValueError, match="there is no CUDA device here, or the extra"):

@@ -34,14 +34,14 @@ def assembled(name: str, target: str) -> Any:
 
 def first_kernel(text: str, target: str) -> Any:
     """The preferred kernel of a program, assembled."""
-    from tileloom.runtime.cuda import machine_code
+    from tileloom.runtime.machine_code import machine_code
 
     return machine_code(*preferred(text, target), cuda_target(target))
 
 
 def preferred(text: str, target: str) -> tuple[str, str]:
     """The source of a program, and the name of its first kernel there."""
-    from tileloom.runtime.cuda import variants
+    from tileloom.runtime.machine_code import variants
 
     source = generate(parse_module(text), cuda_target(target))
     ((first, *_),) = variants(source).values()

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import tileloom as tl
+from tileloom.runtime import cache
 from tileloom.runtime.cache import SUFFIX, Store, Unusable, refusal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,8 +141,8 @@ def test_versions_are_part_of_the_key(tmp_path: Path, program: Path) -> None:
     newer_numba = "import numba; numba.__version__ += '+x'"
     newer_llvmlite = "import llvmlite; llvmlite.__version__ += '+x'"
     newer_sympy = (
-        "from importlib import metadata; old = metadata.version; "
-        "metadata.version = lambda name: old(name) + '+x' * (name == 'sympy')"
+        "from tileloom.runtime import versions; old = versions.version; "
+        "versions.version = lambda name: old(name) + '+x' * (name == 'sympy')"
     )
     assert made_by(cache, program, "halved", first=newer_numba) == (0, 1)
     assert made_by(cache, program, "halved", first=newer_llvmlite) == (0, 1)
@@ -338,3 +339,46 @@ def test_the_least_recently_used_entries_are_evicted(tmp_path: Path) -> None:
     assert store.usage().total_bytes <= 10_000
     assert {"0", "9", "10"} <= set(store.names("group"))
     assert "1" not in store.names("group")
+
+
+# ---------------------------------------------------------------- digests of the package's own files
+
+
+def test_digests_of_files_are_kept_and_follow_their_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a file's size and time of writing stay: what changed last is another time of it."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "package" / "runtime" / "cache.py"))
+    file = tmp_path / "package" / "compiler" / "deep" / "a.py"
+    file.parent.mkdir(parents=True)
+
+    def written(text: str) -> str:
+        file.write_text(text)
+        os.utime(file, (1e9, 1e9))
+        cache.digest_of_files.cache_clear()
+        return cache.digest_of_files("compiler/**/*.py")
+
+    first = written("a = 1\n")
+    assert len(list((tmp_path / "cache" / cache.FILES).iterdir())) == 1
+    time.sleep(2 * cache.TICK_S)
+    second = written("a = 2\n")
+    time.sleep(2 * cache.TICK_S)
+    assert second != first == written("a = 1\n")
+    reads: list[Path] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda p, real=Path.read_bytes: reads.append(p) or real(p))
+    cache.digest_of_files.cache_clear()
+    assert cache.digest_of_files("compiler/**/*.py") == first
+    assert file not in reads
+    cache.digest_of_files.cache_clear()
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    from importlib import metadata
+
+    from tileloom.runtime.versions import version
+
+    names = sorted({d.metadata["Name"] for d in metadata.distributions()})
+    assert {"numpy", "lark"} <= {n.lower() for n in names}
+    assert {n: version(n) for n in names} == {n: metadata.version(n) for n in names}
+    assert version("no-such-package") == "none"

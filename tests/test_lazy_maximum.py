@@ -173,7 +173,7 @@ def test_scales_of_any_size(scale: float) -> None:
 )
 def test_no_product_of_the_matrix_units_waits_for_the_branch() -> None:
     """The assembler neither complains nor spills, and the products by factors stand behind a branch of their own."""
-    from tileloom.runtime.cuda import machine_code
+    from tileloom.runtime.machine_code import machine_code
 
     sizes = {"M": 64, "N": 128, "D": 64, "E": 64}
     made = compiled(PRODUCT, sizes, DType.BF16)

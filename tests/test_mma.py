@@ -128,14 +128,14 @@ LAYER = """kernel layer<T: bf16 | f16>(a: T[M, K], b: T[N, K]) -> c: T[M, N] {
 def test_a_step_of_a_product_is_little_else(tiles: str, copies: int) -> None:
     """Of a step of 64: 128 products of a warp of 64 x 64, 32 reads of fragments, the first of which come before all copies,
     which start among the products."""
-    from tileloom.runtime import cuda
+    from tileloom.runtime import machine_code
 
     schedule = parse_schedule(f"schedule s for layer on cuda:sm_90a {{ tier mma\n tile {tiles} }}")
     sizes = {"M": 4096, "N": 4096, "K": 4096}
     made = compile_kernel(
         tl.parse(LAYER)["layer"], SM_90A, sizes, dtypes={"T": DType.BF16}, schedule=schedule
     )
-    kernel = cuda.machine_code(made.source, "layer", SM_90A)
+    kernel = machine_code.machine_code(made.source, "layer", SM_90A)
     assert kernel.spill_bytes == 0
     step = main_loop(kernel.sass)
     kinds = [next(k for k in ("HMMA", "LDSM", "LDGSTS", "") if k in x) for x in step]

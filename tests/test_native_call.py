@@ -20,9 +20,9 @@ from tileloom.compiler.target import SM_80
 pytest.importorskip("numba_cuda")
 torch: Any = pytest.importorskip("torch")
 
-from fake_cuda import CONTEXT, FakeCuda, Launched, install  # noqa: E402
+from fake_cuda import CONTEXT, FakeCuda, Launched, Loaded, install  # noqa: E402
 
-from tileloom.runtime import cuda, native_call, tensor_maps  # noqa: E402
+from tileloom.runtime import driver, native_call, tensor_maps  # noqa: E402
 
 if native_call._exchange(torch) is None:
     pytest.skip("torch has no C exchange API", allow_module_level=True)
@@ -365,9 +365,8 @@ def test_the_function_goes_with_its_kernel(fake: FakeCuda) -> None:
 def test_the_driver_refuses(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     add, (x, y) = kernel(ADD, "add"), pair()
     call = native_of(add, x, y)
-    monkeypatch.setattr(cuda, "_refused", lambda failed, what: RuntimeError(f"{failed} at {what}"))
     fake.answer = 719
-    with pytest.raises(RuntimeError, match=r"719 at `add` \(N = 100; 1 blocks"):
+    with pytest.raises(RuntimeError, match=r"launch of `add` \(N = 100; 1 blocks.*: told by the driver"):
         call((x, y), {}, None)
 
 
@@ -383,7 +382,6 @@ def test_no_memory_for_the_result(fake: FakeCuda, monkeypatch: pytest.MonkeyPatc
 
 
 def native_of_without_results(compiled: Any, *given: Any) -> Any:
-    compiled._device_kernel(given, {})(*given)
     return compiled._device_kernel(given, {}).native(given, {}, None)
 
 
@@ -393,16 +391,16 @@ def native_of_without_results(compiled: Any, *given: Any) -> Any:
 def test_maps_are_encoded_where_the_address_changes(fake: FakeCuda) -> None:
     slot, unused = tensor_maps.MapSlot((4, 64), (64, 1), (4, 64)), torch.rand(4, 64)
     pointers = (ctypes.c_void_p * 1)(slot.place)
-    shape = cuda.LaunchShape.of(1, 128, 0)
+    shape = driver.LaunchShape.of(1, 128, 0)
     launch: Any = SimpleNamespace(
         function=ctypes.c_void_p(1), shape=shape, pointers=pointers, slots=((slot, 0),), what="`mapped`"
     )
-    fake.kernels.append(("mapped", ("map",)))
+    fake.kernels.append(Loaded("mapped", ("map",), CONTEXT))
     settled = native_call.Settled(
         values=(unused,), names=(), outs=0, out_is_tuple=False, like=0, makers=(), results=0,
         launches=(launch,), numbering=(0,), spans={0: (0, 1024)}, written=frozenset(),
     )  # fmt: skip
-    call = native_call.native_call(settled, cuda.native_driver(0, ["`mapped`"]))
+    call = native_call.native_call(settled, driver.native_driver(0, ["`mapped`"]))
     assert call is not None
     x, y = torch.rand(4, 64), torch.rand(4, 64)
     for tensor, encoded in [(x, 1), (x, 1), (y, 2), (y, 2), (x, 3)]:

@@ -177,12 +177,12 @@ def test_a_loop_that_runs_once_or_never_is_a_condition() -> None:
     importlib.util.find_spec("numba_cuda") is None, reason="the extra `cuda` is not installed"
 )
 def test_the_machine_code_has_no_spill() -> None:
-    from tileloom.runtime import cuda
+    from tileloom.runtime import machine_code
 
     sizes = {"H": 16, "M": 4096, "N": 4096, "D": 128}
     text = TEXT.replace("SET", SETS["same and earlier"][0])
     made = compile_kernel(tl.parse(text)["documents"], SM_90A, sizes, dtypes={"T": DType.BF16})
     assert made.module.programs[-1].tier == "wgmma"
-    code = cuda.machine_code(made.source, "documents_whole", SM_90A)
+    code = machine_code.machine_code(made.source, "documents_whole", SM_90A)
     assert "HGMMA" in code.sass
     assert (code.spill_bytes, code.stack_bytes) == (0, 0)

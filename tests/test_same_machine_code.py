@@ -54,7 +54,7 @@ MOST_REGISTERS = {
 
 def instructions(text: str, sizes: tuple[int, ...], target: CudaTarget) -> tuple[list[str], int]:
     """Of the preferred kernel, without addresses; and its registers."""
-    from tileloom.runtime import cuda
+    from tileloom.runtime import machine_code
 
     program = tl.parse(text)
     (name,) = program.kernels
@@ -62,8 +62,8 @@ def instructions(text: str, sizes: tuple[int, ...], target: CudaTarget) -> tuple
     dtypes = {p.name.name: DType.BF16 for p in kernel.kernel.type_params}
     given = dict(zip(elaborate(kernel, dtypes).extents, sizes, strict=True))
     made = compile_kernel(kernel, target, given, dtypes=dtypes)
-    ((first, *_),) = cuda.variants(made.source).values()
-    found = cuda.machine_code(made.source, first.name, target)
+    ((first, *_),) = machine_code.variants(made.source).values()
+    found = machine_code.machine_code(made.source, first.name, target)
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
     sass = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);?\s*$", found.sass, re.M)
     return [re.sub(rf"`\(.*?\)|\b{name}\b", "LABEL", x) for x in sass], found.registers

@@ -39,10 +39,10 @@ def target() -> CudaTarget:
 def on_device(
     text: str, inputs: dict[str, Array], scalars: dict[str, float], target: CudaTarget
 ) -> dict[str, Array]:
-    from tileloom.runtime.cuda import assemble, run_module
+    from tileloom.runtime.device_copies import run_module
 
     module = parse_module(text)
-    return run_module(module, assemble(generate(module, target), target), inputs, scalars)
+    return run_module(module, generate(module, target), target, inputs, scalars)
 
 
 def mismatch(got: Array, want: Array, tolerance: float) -> str:
@@ -103,7 +103,8 @@ def test_occupancy_is_what_the_driver_says(name: str, target: CudaTarget) -> Non
     """The calculator's blocks of a multiprocessor, from the registers that the assembler reports."""
     from cuda.bindings import driver
 
-    from tileloom.runtime.cuda import assemble, function
+    from tileloom.runtime.cuda import assemble
+    from tileloom.runtime.driver import function
 
     module = parse_module(dict(cases["ladder"]())[name])
     made = next(iter(assemble(generate(module, target), target).values()))

@@ -125,7 +125,7 @@ def main_loop(sass: str) -> Counter[str]:
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
 def test_the_main_loop_is_fused_multiply_adds(target: str) -> None:
     """Two blocks fit a multiprocessor of sm_90, nothing is spilled, operands are read 16 bytes at a time."""
-    from tileloom.runtime.cuda import machine_code
+    from tileloom.runtime.machine_code import machine_code
 
     source = generate(parse_module(product(tiles=(128, 128, 8))), cuda_target(target))
     kernel = machine_code(source, "g", cuda_target(target))

@@ -146,25 +146,26 @@ def test_a_merge_starts_early_and_waits() -> None:
 def test_the_driver_is_told_that_a_launch_starts_early() -> None:
     from cuda.bindings import driver
 
-    from tileloom.runtime import cuda
+    from tileloom.runtime import machine_code
+    from tileloom.runtime.driver import LaunchAttribute, LaunchShape
 
     kind = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert (
-        ctypes.sizeof(cuda.LaunchAttribute) == 72
+        ctypes.sizeof(LaunchAttribute) == 72
     )  # CUlaunchAttribute: an id, 4 bytes of padding, a union of 64 bytes
-    assert ctypes.sizeof(cuda.LaunchShape) == 56
-    early, plain = (cuda.LaunchShape.of(4, 128, 0, x) for x in (True, False))
+    assert ctypes.sizeof(LaunchShape) == 56
+    early, plain = (LaunchShape.of(4, 128, 0, x) for x in (True, False))
     assert (plain.attributes, plain.attribute_count) == (None, 0)
     assert early.attribute_count == 1
-    told = cuda.LaunchAttribute.from_address(early.attributes or 0)
+    told = LaunchAttribute.from_address(early.attributes or 0)
     assert (told.kind, told.value) == (int(kind), 1)
     made = compiled(PRODUCT, DIVIDED, "tile m by 16, n by 8, k by 16\nsplit k by 2", target=SM_90A)
-    variants = {p: {v.secondary for v in found} for p, found in cuda.variants(made.source).items()}
+    variants = {p: {v.secondary for v in found} for p, found in machine_code.variants(made.source).items()}
     assert variants == {"product_parts": {False}, "product": {True}}
-    sass = cuda.machine_code(made.source, "product", SM_90A).sass
+    sass = machine_code.machine_code(made.source, "product", SM_90A).sass
     assert sass.index("ACQBULK") < sass.index("LDG")  # griddepcontrol.wait
     assert (
-        "PREEXIT" in cuda.machine_code(made.source, "product_parts", SM_90A).sass
+        "PREEXIT" in machine_code.machine_code(made.source, "product_parts", SM_90A).sass
     )  # griddepcontrol.launch_dependents
 
 

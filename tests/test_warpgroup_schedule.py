@@ -226,13 +226,13 @@ needs_toolkit = pytest.mark.skipif(
 @needs_toolkit
 @pytest.mark.parametrize("variant", [*VARIANTS, "default"])
 def test_each_variant_assembles_without_spills(variant: str) -> None:
-    from tileloom.runtime import cuda
+    from tileloom.runtime import machine_code
 
     size = 128 if variant == "three warpgroups" else 64
     made = compiled(VARIANTS.get(variant, ""), sizes={"H": 8, "M": 4096, "N": 4096, "D": size})
-    ((first, *others),) = cuda.variants(made.source).values()
+    ((first, *others),) = machine_code.variants(made.source).values()
     assert first.name not in [v.name for v in others]
-    kernel = cuda.machine_code(made.source, first.name, SM_90A)
+    kernel = machine_code.machine_code(made.source, first.name, SM_90A)
     assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)
     assert "C75" not in kernel.log
     assert re.search(r"\bHGMMA\.64x\d+x16", kernel.sass)

@@ -361,7 +361,7 @@ needs_toolkit = pytest.mark.skipif(
 @needs_toolkit
 def test_the_machine_code_has_no_spill_and_the_assembler_no_complaint() -> None:
     """The main loop is four matrix instructions for a step of 64, and descriptors stay in uniform registers."""
-    from tileloom.runtime.cuda import machine_code
+    from tileloom.runtime.machine_code import machine_code
 
     kernel = machine_code(generate(parse_module(product(columns=256)), SM_90A), "g", SM_90A)
     assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)

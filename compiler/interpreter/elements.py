@@ -40,8 +40,10 @@ NUMPY = _Dtypes(
 _ELEMENT = {n: d for d, n in NUMPY.items()}
 
 
-def element_of(dtype: np.dtype[Any]) -> DType | None:
-    """The element type that a dtype holds; None where the language has none."""
+def element_of(dtype: np.dtype[Any] | DType | str) -> DType | None:
+    """The element type that a dtype holds; None where the language has none, of which a text is the name."""
+    if isinstance(dtype, DType | str):
+        return dtype if isinstance(dtype, DType) else None
     found = _ELEMENT.get(dtype)
     if found is None and dtype.name == "bfloat16" and dtype == NUMPY[DType.BF16]:
         return DType.BF16

@@ -145,10 +145,9 @@ class CompiledKernel:
 
     def __post_init__(self) -> None:
         self.machine = machine(self.target)
-        if self.stated_schedule is not None and self.stated_schedule.target != self.machine.name:
-            s = self.stated_schedule
-            raise ValueError(f"the schedule `{s.name}` is for {s.target}, the target is {self.machine.name}")
+        _check_schedule(self.stated_schedule, self.machine)
         self._variants = Variants(self.kernel, self.machine, self.options, self.stated_schedule)
+        self._of_others: dict[Target, Variants] = {}
 
     @cached_property
     def naive(self) -> CompiledKernel:
@@ -207,10 +206,12 @@ class CompiledKernel:
             self._tell_of_copies()
             return self._checked(positional, named, out)
         kernel = self._device_kernel(positional, named)
-        result = kernel(*positional, out=out, **named)
-        if known is not None:
-            _bounded(self._device_ready)[known[0]] = kernel.device_ready(positional, named, outs)
-        return result
+        if known is None:
+            return kernel(*positional, out=out, **named)
+        ready = kernel.device_ready(positional, named, outs)
+        _bounded(self._device_ready)[known[0]] = ready
+        result = ready((*values, *outs), known[1])
+        return result if out is None else out
 
     def _make_native(
         self, ready: DeviceReady, positional: Sequence[Any], named: Mapping[str, Any], out: Any
@@ -235,18 +236,27 @@ class CompiledKernel:
 
     @cached_property
     def _recognised(self) -> Recognising:
-        try:
-            from .runtime.device_kernel import recognised
-        except ImportError as reason:
-            raise CannotRun(str(reason)) from None
+        from .runtime.device_kernel import recognised
+
         return recognised
 
     def _device_kernel(self, positional: Sequence[Any], named: Mapping[str, Any]) -> DeviceKernel:
         """What runs calls with device arrays of these shapes and element types."""
-        from .runtime.device_arrays import described, imported
+        from .runtime.device_arrays import described, device_of, imported, on_device
 
         call = bind(self.kernel.kernel, positional, named, lambda x, what: described(imported(x), what))
-        return self._settled(call).on_device
+        number = next(device_of(x) for x in (*positional, *named.values()) if on_device(x))
+        return self._settled(call, self._variants_on(number)).on_device(number)
+
+    def _variants_on(self, number: int) -> Variants:
+        """For the target `cuda`, those of the architecture of this device, which need not be the first one's."""
+        found = gpu_target(number) if self.target == "cuda" else None
+        if found is None or found == self.machine:
+            return self._variants
+        _check_schedule(self.stated_schedule, found)
+        with self._lock:
+            made = Variants(self.kernel, found, self.options, self.stated_schedule)
+            return self._of_others.setdefault(found, made)
 
     def _checked(self, positional: Sequence[object], named: Mapping[str, object], out: object) -> Any:
         """A call of which nothing is known yet."""
@@ -264,12 +274,12 @@ class CompiledKernel:
         module = self.kernel.module(extents_of(graph, call.shapes, call.scalars))
         return partial(interpret_module, module, check_indices=True)
 
-    def _settled(self, call: Arguments) -> Variant:
-        """The variant for a call, after the checks."""
+    def _settled(self, call: Arguments, variants: Variants | None = None) -> Variant:
+        """The variant for a call, after the checks; from those for this target, or others."""
         graph = self.graph(call.dtypes)
         extents = extents_of(graph, call.shapes, call.scalars)
         check_call(graph, extents, call.scalars)
-        return self._variant(call.dtypes, extents)
+        return self._variant(call.dtypes, extents, variants)
 
     def _kernel(self, call: Arguments) -> Kernel:
         """What runs calls with arrays of these shapes and element types on the CPU."""
@@ -340,10 +350,12 @@ class CompiledKernel:
             )
         return dtypes, {e: _extent(self.name, e, values[e]) for e in graph.extents}
 
-    def _variant(self, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
+    def _variant(
+        self, dtypes: Mapping[str, DType], extents: Mapping[str, int], variants: Variants | None = None
+    ) -> Variant:
         """The variant for these element types and sizes, made where there is none."""
         with self._lock:
-            return self._variants.find(dtypes, extents)
+            return (variants or self._variants).find(dtypes, extents)
 
     # ------------------------------------------------------------ looking
 
@@ -407,6 +419,12 @@ class CompiledKernel:
 # ---------------------------------------------------------------- details
 
 Held = TypeVar("Held")
+
+
+def _check_schedule(stated: Schedule | None, machine: Target) -> None:
+    """Raises ValueError where a schedule is for another target."""
+    if stated is not None and stated.target != machine.name:
+        raise ValueError(f"the schedule `{stated.name}` is for {stated.target}, the target is {machine.name}")
 
 
 def _bounded(remembered: dict[Any, Held]) -> dict[Any, Held]:

@@ -24,7 +24,7 @@ class Arguments:
     """Tensors and scalars by name; declared extents stand among the scalars. `dtypes` are the dtype parameters, `first` is
     the first array as given, whose kind results have."""
 
-    tensors: dict[str, Array]
+    tensors: dict[str, Any]
     scalars: dict[str, Scalar]
     dtypes: dict[str, DType]
     first: object = None
@@ -38,11 +38,12 @@ def bind(
     kernel: Kernel,
     positional: Sequence[object],
     named: Mapping[str, object],
-    read: Callable[[Any, str], Array] = as_numpy,
+    read: Callable[[Any, str], Any] = as_numpy,
 ) -> Arguments:
-    """The arguments of one call by parameter; `read` makes NumPy arrays of what is given. Raises TypeError."""
+    """The arguments of one call by parameter; `read` makes NumPy arrays of what is given, or what has their `shape`,
+    `dtype` and `flags`. Raises TypeError."""
     given = _by_name(kernel, positional, named)
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, Any] = {}
     scalars: dict[str, Scalar] = {}
     for p in kernel.params:
         name = p.name.name
@@ -88,7 +89,7 @@ def _by_name(kernel: Kernel, positional: Sequence[object], named: Mapping[str, o
     return given
 
 
-def _tensor(kernel: Kernel, p: Param, value: object, read: Callable[[Any, str], Array]) -> Array:
+def _tensor(kernel: Kernel, p: Param, value: object, read: Callable[[Any, str], Any]) -> Any:
     name = p.name.name
     array = read(value, f"{kernel.name.name}: `{name}`")
     if element_of(array.dtype) is None:

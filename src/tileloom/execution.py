@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from .compiler.interpreter.tensor import Precision
     from .compiler.pipeline import Compilation
     from .compiler.tile_ir import TileModule
-    from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
 
 
@@ -49,32 +49,24 @@ def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path
 
 
 def on_gpu(module: TileModule, source: str, target: Target) -> Run:
-    """Code for a CUDA target on the device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
-    runnable = _runnable(target)
-    from .runtime import cuda
+    """Code for a CUDA target on the first device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
+    able = runnable(target)
+    from .runtime.device_copies import run_module
 
-    kernels = cuda.assemble(source, runnable)
-    return lambda tensors, scalars: cuda.run_module(module, kernels, tensors, scalars)
-
-
-def on_device(graph: Graph, module: TileModule, source: str, target: Target) -> DeviceKernel:
-    """Code for a CUDA target, for arrays that lie on its device. Raises `CannotRun`."""
-    runnable = _runnable(target)
-    from .runtime.device_kernel import DeviceKernel
-
-    return DeviceKernel(graph, module, source, runnable)
+    return partial(run_module, module, source, able)
 
 
-def _runnable(target: Target) -> CudaTarget:
-    """A CUDA target, where the device that is there runs its code."""
+def runnable(target: Target, number: int = 0) -> CudaTarget:
+    """A CUDA target, where the device of this number runs its code. Raises `CannotRun`."""
     assert isinstance(target, CudaTarget)
-    try:
-        from .runtime import cuda
-    except ImportError as reason:
-        raise CannotRun(str(reason)) from None
-    found = cuda.present()
-    if found is None or not cuda.runs_on(target, found.capability):
-        there = f"the device here is {found.name}" if found else "there is no CUDA device here"
+    from .runtime import driver, machine_code
+
+    if not machine_code.toolkit_installed():
+        raise CannotRun(machine_code.NOT_INSTALLED)
+    found = driver.present(number)
+    if found is None or not driver.runs_on(target, found.capability):
+        which = f"device {number}" if number else "the device here"
+        there = f"{which} is {found.name}" if found else "there is no CUDA device here"
         raise CannotRun(
             f"{there}, so code for {target.name} can be generated and assembled but not run; "
             "the targets `cpu` and `interp` run anywhere"
@@ -82,13 +74,11 @@ def _runnable(target: Target) -> CudaTarget:
     return target
 
 
-def gpu_target() -> CudaTarget | None:
-    """The target of the device that is there, None where there is none or the extra `cuda` is not installed."""
-    try:
-        from .runtime import cuda
-    except ImportError:
-        return None
-    return cuda.present()
+def gpu_target(number: int = 0) -> CudaTarget | None:
+    """The target of a device that is there, None where there is none or the extra `cuda` is not installed."""
+    from .runtime import driver, machine_code
+
+    return driver.present(number) if machine_code.toolkit_installed() else None
 
 
 def interpret(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Where,
     )
     from .runtime import bench as clockwork
-    from .runtime.cuda import Assembled
+    from .runtime.machine_code import Assembled
 
 SEVERITY = {"error": "bold red", "warning": "bold yellow"}
 PLAIN_WIDTH = 120

@@ -13,23 +13,23 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from . import __version__
 from .compiler.options import Options
 from .compiler.schedule import Schedule, print_schedule
-from .compiler.target import Target
+from .compiler.target import CudaTarget, Target
 from .compiler.tensor_ir import Graph
 from .compiler.tensor_text import print_graph
 from .compiler.tile_kernel import TilesKernel
 from .compiler.tile_text import print_module
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
-from .execution import Run, on_device, on_gpu
+from .execution import Run, on_gpu, runnable
 from .programs import graph_of
 from .runtime.cache import Store, digest, digest_of_files, store
 from .runtime.collecting import collecting_paused
+from .runtime.versions import version
 
 if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
@@ -80,9 +80,17 @@ class Variant:
     def on_gpu(self) -> Run:
         return on_gpu(self.module, self.record.source, self.machine)
 
+    def on_device(self, number: int) -> DeviceKernel:
+        """For arrays that lie on the device of this number. Raises `CannotRun`."""
+        runnable(self.machine, number)
+        return self._device_kernel
+
     @cached_property
-    def on_device(self) -> DeviceKernel:
-        return on_device(self.graph, self.module, self.record.source, self.machine)
+    def _device_kernel(self) -> DeviceKernel:
+        from .runtime.device_kernel import DeviceKernel
+
+        assert isinstance(self.machine, CudaTarget)
+        return DeviceKernel(self.graph, self.module, self.record.source, self.machine)
 
     @cached_property
     def on_cpu(self) -> Kernel:
@@ -213,14 +221,7 @@ def _fits(name: str, extents: Mapping[str, int]) -> bool:
 @cache
 def _facts() -> tuple[str, ...]:
     """What decides how a text is compiled, besides the text."""
-    versions = (f"{name} {_version(name)}" for name in ("sympy", "mpmath", "numpy"))
+    versions = (f"{name} {version(name)}" for name in ("sympy", "mpmath", "numpy"))
     python = platform.python_implementation(), platform.python_version()
     own = digest_of_files("dsl/**/*.py", "compiler/**/*.py")
     return __version__, *versions, *python, own
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"

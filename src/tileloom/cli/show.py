@@ -85,11 +85,12 @@ def _machine(emit: str, kernel: CompiledKernel, found: Problem) -> None:
         raise usage(f"--emit {emit} needs a CUDA target, such as --target {DEFAULT_GPU}, not {target.name}")
     try:
         from ..runtime import cuda
+        from ..runtime.machine_code import variants
     except ImportError as reason:
         raise CommandError(str(reason)) from None
     source = _stages(kernel, found)["source"]
     if emit == "ptx":
-        names = [v.name for several in cuda.variants(source).values() for v in several]
+        names = [v.name for several in variants(source).values() for v in several]
         sys.stdout.writelines(cuda.ptx(source, name, target) for name in names)
         return
     made = cuda.assemble(source, target)
