@@ -96,6 +96,18 @@ def test_what_is_chosen_is_a_schedule_that_gives_the_same_program(target: str) -
     assert again.module == c.module
 
 
+@pytest.mark.parametrize(
+    ("keys", "depth", "bounds", "rows"),
+    [(8192, 64, "", 192), (4096, 64, "", 64), (4096, 128, "", 192), (8192, 64, "[n | n <= m]", 64)],
+)
+def test_many_queries_share_keys_that_no_cache_holds(keys: int, depth: int, bounds: str, rows: int) -> None:
+    """4 and 2 MB of keys and values for each head on a CPU; where each query has its own end, tiles stay small."""
+    text = (EXAMPLES / "plain_attention.tile").read_text().replace("softmax[n]", f"softmax{bounds or '[n]'}")
+    sizes = {"B": 1, "H": 2, "M": 4096, "N": keys, "D": depth, "E": depth}
+    c = compile_kernel(parse(text)["plain_attention"], CPU, sizes)
+    assert f"m by {rows}," in c.snapshots["schedule"]
+
+
 NAMES = {
     "q": "queries", "k": "keys", "v": "values", "s": "score", "p": "weight", "o": "result", "lse": "norm", "scale": "factor",
     "b": "batch", "h": "head", "m": "row", "n": "col", "d": "inner", "e": "feature",

@@ -82,6 +82,16 @@ def test_product_sets_or_adds_and_touches_nothing_else(dtype: Any) -> None:
             assert (c[[0, m + 1]] == 7).all()
 
 
+def test_every_number_of_rows_is_cut_into_blocks() -> None:
+    for m in range(1, 26):
+        a, b = drawn(np.float32, m, 5), drawn(np.float32, 5, ROW)
+        c = np.full((m + 2, ROW), 7, np.float32)
+        onto(c, a, b, m, 40, 5, True)
+        np.testing.assert_array_equal(c[1 : m + 1, :40], a @ b[:, :40])
+        assert (c[1 : m + 1, 40:] == 7).all()
+        assert (c[[0, m + 1]] == 7).all()
+
+
 def test_packed_operand_may_lie_anywhere() -> None:
     panel = np.empty((64, 64), np.float32)
     for m, n, k in SIZES:

@@ -124,7 +124,8 @@ class Values(Expressions):
 
     def _buffer(self, name: str, dtype: DType, axes: tuple[str, ...]) -> Buffer:
         sizes = [self._number(self.axes[a].size) for a in axes]
-        made = Buffer(self.names.new(name), dtype, axes, (*sizes[:-1], _padded(sizes[-1], dtype)))
+        last = _padded(sizes[-1], dtype) if len(sizes) > 1 else _whole(sizes[-1])
+        made = Buffer(self.names.new(name), dtype, axes, (*sizes[:-1], last))
         self.buffers.append(made)
         return made
 
@@ -853,10 +854,10 @@ def is_zero(e: Expr) -> bool:
 
 
 def _padded(length: int, dtype: DType) -> int:
-    """Elements from row to row of a buffer: whole vectors on every machine, and no multiple of 1024 bytes, so that rows do
-    not all fall into the same few sets of a cache."""
+    """Elements from row to row of a buffer: whole vectors on every machine, and no multiple of 256 bytes, for then a line of
+    each of 128 rows, which is what a product walks along, would take all ways of a quarter of the first cache's sets."""
     row = _whole(length)
-    return row + WHOLE_LANES if row * dtype.bytes % 1024 == 0 else row
+    return row + WHOLE_LANES if row * dtype.bytes % 256 == 0 else row
 
 
 def _whole(length: int) -> int:

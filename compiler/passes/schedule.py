@@ -176,10 +176,7 @@ def _warpgroups_of_cascade(
     if widest > NARROW_COLUMNS or few or others:
         return 2
     keys = next((axis_size(graph, a, sizes) or rows for a in roles.reduced if a not in roles.whole), rows)
-    predicates = [r.predicate for r in reductions(region.values) if r.predicate is not None]
-    bounded = any(
-        roles.tiled and {roles.tiled[0], *roles.reduced} & p.axes > {roles.tiled[0]} for p in predicates
-    )
+    bounded = _is_bounded(region, roles)
     visited = [_visited_pairs(rows, keys, n * WARPGROUP_ROWS, WARPGROUP_TILES.key, bounded) for n in (2, 3)]
     remarks.add(
         "note", "schedule", "cascade-tiles",
@@ -188,6 +185,14 @@ def _warpgroups_of_cascade(
         region.roots[0].span,
     )  # fmt: skip
     return 3 if THIRD_WARPGROUP * visited[1] < visited[0] else 2
+
+
+def _is_bounded(region: Region, roles: Roles) -> bool:
+    """Does a row's place decide which steps of the loop it takes part in?"""
+    predicates = [r.predicate for r in reductions(region.values) if r.predicate is not None]
+    return any(
+        roles.tiled and {roles.tiled[0], *roles.reduced} & p.axes > {roles.tiled[0]} for p in predicates
+    )
 
 
 def _visited_pairs(rows: int, keys: int, tile: int, step: int, bounded: bool) -> int:
@@ -285,6 +290,20 @@ FEW_ROWS = 8
 CPU_QUERIES = (FEW_ROWS, 16, 32, CPU_TILES.query)
 """Rows of a cascade's tile: few, or along the lanes of one vector, two or four."""
 FEWEST_TASKS = 4
+CPU_MANY_QUERIES = 192
+CPU_LONG_STREAM = 3 << 20
+"""Bytes that a cascade reads again for each tile of rows, from which on more rows should share them: they then come from
+beyond the caches. Where a row's place bounds its loop, larger tiles visit more that is masked, and gain nothing."""
+
+
+def _bytes_read_again(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> int:
+    """Bytes of the products' operands that each tile of rows reads in its loop."""
+    inside = {*roles.reduced, *roles.whole}
+    looped = inside - set(roles.whole)
+    reads = {n for n in _operands(region) if looped & n.axes}
+    return sum(
+        n.dtype.bytes * math.prod(axis_size(graph, a, sizes) or 1 for a in inside & n.axes) for n in reads
+    )
 
 
 def _cpu_product_tiles(
@@ -296,6 +315,11 @@ def _cpu_product_tiles(
     lengths = [axis_size(graph, a, sizes) or 0 for a in roles.tiled]
     if roles.contraction_inside:
         rows = lengths[0] if lengths and lengths[0] else best.query
+        many = (
+            best is CPU_TILES and rows >= FEWEST_TASKS * CPU_MANY_QUERIES and not _is_bounded(region, roles)
+        )
+        if many and _bytes_read_again(graph, region, roles, sizes) >= CPU_LONG_STREAM:
+            return replace(best, query=CPU_MANY_QUERIES)
         return replace(best, query=next((n for n in CPU_QUERIES if n >= rows), best.query))
     if len(lengths) != 2:
         return best

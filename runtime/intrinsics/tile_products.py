@@ -56,11 +56,15 @@ class Blocking:
 
 BLOCKS = {
     64: Blocking((6, 4, 2, 1), 4, (16, 4, 1)),
-    32: Blocking((6, 2, 1), 2, (6, 1)),
-    16: Blocking((6, 2, 1), 2, (6, 1)),
+    32: Blocking((6, 4, 2, 1), 2, (6, 1)),
+    16: Blocking((6, 4, 2, 1), 2, (6, 1)),
 }
 """By bytes of a register. A block of r x w accumulators costs r·w + r + w instructions a step; of those that fit into 32
 registers with what they wait for 6 x 4 costs fewest a product, of those that fit into 16, 6 x 2."""
+IN_FLIGHT = 8
+"""Two multiply-adds start in a clock, and a sum can be added to after four: blocks of fewer accumulators wait."""
+EVEN = (6, 4)
+"""Heights of blocks of which two of the second kind take two rows more than one of the first."""
 FEW = 8
 """Products of so few rows, columns or steps are thin: no operand is copied."""
 PANELS_PER_COPY = 8
@@ -330,8 +334,10 @@ class _Product:
         m, k, fresh = counts
         heights, wide = (self.blocks.rows, self.blocks.wide) if mask is None else (self.blocks.narrow, 1)
         done = _i64(0)
-        for height in heights:
-            with _steps(b, done, m, height) as i:
+        even = self.pack is None and heights[:2] == EVEN and 2 * wide < IN_FLIGHT
+        for height in heights if not even else (*EVEN, 1):
+            end = _in_even_blocks(b, m) if even and height == heights[0] else m
+            with _steps(b, done, end, height) as i:
                 wanted = None
                 if self.pack is not None and mask is None and height == heights[0]:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
@@ -461,6 +467,14 @@ class _Product:
             left = thin.spread(b, a.at(b, _i64(i), _i64(0)))
             out += [multiply_add(b, left, vectors[v], sums[i * wide + v]) for v in range(wide)]
         return out
+
+
+def _in_even_blocks(b: Builder, m: Any) -> Any:
+    """How many of m rows are for blocks of 6: where 2 or 3 are left over, one less, since two blocks of 4 take them."""
+    tall, short = EVEN
+    left = b.urem(m, _i64(tall))
+    few = b.and_(b.icmp_signed(">=", left, _i64(2 * short - tall)), b.icmp_signed("<", left, _i64(short)))
+    return b.select(few, b.sub(m, _i64(tall)), m)
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,14 @@ class Value:
         b, kind = self.builder, self.llvm.type
         if HAS_SCALE and isinstance(kind, ir.VectorType) and kind.count % SCALED == 0:
             return self._scaled(shifted - SHIFT, gone)
-        n = b.sub(shifted.bits(), self.word(SHIFT_BITS))
         if HAS_SCALE:
+            n = b.sub(shifted.bits(), self.word(SHIFT_BITS))
             kinds = f"{suffix(kind)}.{suffix(n.type)}"
             scaled = self.new(call(b, f"llvm.ldexp.{kinds}", kind, [self.llvm, n]))
         else:
+            n = (
+                shifted.bits()
+            )  # SHIFT_BITS stays in it: a power takes the lowest 9 bits, which are 0 in that and its half
             half = b.ashr(n, self.word(1))
             scaled = self * self._power(half) * self._power(b.sub(n, half))
         return scaled if gone is None else self.new(self.of(0.0)).where(gone, scaled)
@@ -148,7 +151,7 @@ class Value:
         return self.new(joined(b, parts))
 
     def _power(self, n: Any) -> Value:
-        """2^n of integers -127 < n < 128."""
+        """2^n of integers -127 < n < 128 and multiples of 512 more."""
         b = self.builder
         return self.from_bits(b.shl(b.add(n, self.word(127)), self.word(23)))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
 
-SIZE_CLASSES = (0, 1, 8, 64, 512, 8192)
+SIZE_CLASSES = (0, 1, 8, 64, 512, 2048, 4096, 8192)
 """The largest size of each class; one more holds what is beyond."""
 DEVICE_SIZE_CLASSES = (0, 1, 8, 16, 32, *(n << i for i in range(11) for n in (64, 96)))
 """The same on a device, where tiles have to suit the number of multiprocessors: up to 64 · 2^10 two for each doubling."""
