@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,47 @@ def test_types_are_asked_once_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked.values()) <= {0, 1}
     assert len(asked) > 20
     assert "resolve_function_type" not in vars(context)
+
+
+@needs_toolkit
+@pytest.mark.parametrize("name", ["softmax", "attention"])
+def test_names_that_are_needed_are_those_that_numba_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tileloom.runtime import cuda
+
+    found, theirs, blocks = cuda._live_map, cuda.analysis.compute_live_map, list[int]()
+
+    def both(*given: Any) -> dict[int, set[str]]:
+        ours = found(*given)
+        assert ours == theirs(*given)
+        blocks.append(len(ours))
+        return ours
+
+    monkeypatch.setattr(cuda, "_live_map", both)
+    target = cuda_target("cuda:sm_80")
+    source, kernel = preferred(LADDER[name], target.name)
+    cuda._lowered(cuda.load(source), kernel, target)
+    assert max(blocks) > 10
+    assert cuda.analysis.compute_live_map is theirs
+
+
+@needs_toolkit
+def test_kernels_are_assembled_in_several_threads_at_once() -> None:
+    from tileloom.runtime.cuda import assemble_one
+
+    target = cuda_target("cuda:sm_80")
+    texts = [preferred(LADDER[name], target.name) for name in ("add", "softmax", "layernorm")]
+    with ThreadPoolExecutor(len(texts)) as threads:
+        found = list(threads.map(lambda text: assemble_one(*text, target), texts))
+    for text, kernel in zip(texts, found, strict=True):
+        again = assemble_one(*text, target)
+        assert (kernel.name, kernel.registers, code(kernel.sass)) == (
+            again.name, again.registers, code(again.sass)
+        )  # fmt: skip
+
+
+def code(sass: str) -> list[str]:
+    """Instructions without what names the source."""
+    return [line for line in sass.splitlines() if line.lstrip().startswith("/*")]
 
 
 @needs_toolkit
