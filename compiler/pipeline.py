@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ..dsl.diagnostics import refuse
 from ..dsl.syntax import ProgramKernel
@@ -22,7 +21,7 @@ from .elaborate import elaborate
 from .occupancy import Resources, most_registers, spilled
 from .options import Options
 from .passes.canonicalize import canonicalize
-from .passes.fuse import OVERESTIMATE, Fused, Ledger, fuse, launches, with_ranges_ahead
+from .passes.fuse import OVERESTIMATE, Fused, Ledger, Measure, fuse, launches, with_ranges_ahead
 from .passes.preserve import copies, preserve
 from .passes.split import split
 from .region import AxisPlan, Region
@@ -99,7 +98,7 @@ def compile_kernel(
     name = kernel.kernel.name.name
     asked = schedule or Schedule(name, name, target.name, options.fuse, options.keep)
     plain = check_schedule(asked, written, graph, target)
-    measure = partial(taken, target=target) if isinstance(target, CudaTarget) else None
+    measure = measuring(target) if isinstance(target, CudaTarget) else None
     refused: list[str] = []
     line = role_line(asked)
     default = ("wgmma",) if line else default_tiers(graph, target, options)
@@ -250,6 +249,20 @@ def choose_tier(fused: Fused, target: Target, tier: str | None, remarks: Remarks
             f"{', '.join(on)}: products through {through}; computed operands are rounded to the type of the stored ones",
         )  # fmt: skip
     return None
+
+
+def measuring(target: CudaTarget) -> Measure:
+    """`taken` for the programs of one kernel: the groupings of its statements share most of them, which are told apart by
+    all that `repr` shows."""
+    known: dict[str, Resources | None] = {}
+
+    def measure(program: TileProgram) -> Resources | None:
+        key = repr(program)
+        if key not in known:
+            known[key] = taken(program, target)
+        return known[key]
+
+    return measure
 
 
 def taken(program: TileProgram, target: CudaTarget) -> Resources | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tileloom as tl
+from tileloom.compiler import pipeline
 from tileloom.compiler.codegen.remembered import MOST, remembered
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.target import SM_80, SM_90A, CudaTarget
+from tileloom.compiler.tile_ir import TileProgram
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -45,6 +48,23 @@ def test_programs_are_told_apart_by_what_they_show() -> None:
     asked.clear()
     ask(0.0)
     assert len(asked) == 1
+
+
+def test_what_a_block_takes_is_found_once_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each grouping of the statements has three launches or so, most of which others have too."""
+    asked: Counter[str] = Counter()
+
+    def taken(program: TileProgram, target: CudaTarget) -> Any:
+        asked[repr(program)] += 1
+        return found(program, target)
+
+    found = pipeline.taken
+    monkeypatch.setattr(pipeline, "taken", taken)
+    kernel = tl.load(EXAMPLES / "rotary_pairs.tile")["rotary_pairs"]
+    made = pipeline.compile_kernel(kernel, SM_80, {"H": 4, "M": 128, "D": 32, "E": 32})
+    assert set(asked.values()) == {1}
+    assert made.ledger.considered > 5
+    assert len(asked) > 5
 
 
 def test_what_is_refused_is_refused_again() -> None:

@@ -11,7 +11,7 @@ from ..target import CudaTarget
 from ..tile_ir import TileProgram
 
 Made = TypeVar("Made")
-MOST = 16
+MOST = 64
 
 
 def remembered(
