@@ -56,6 +56,8 @@ def test_the_error_beside_one(points: Array, off: int, up: int) -> None:
     y = points * np.float32(DOUBLE_LOG2_E)
     got = emulate.flat_tanh(y, exp2_off(off), reciprocal_off(up))
     assert np.abs(got - np.tanh(points.astype(float))).max() < 2.0**-20.8
+    lowered = emulate.falling_tanh(y, exp2_off(off), reciprocal_off(up))
+    assert np.abs(lowered - (np.tanh(points.astype(float)) - 1) / 2).max() < 2.0**-21.8
 
 
 @pytest.mark.parametrize("up", OFF)

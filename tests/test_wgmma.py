@@ -373,3 +373,14 @@ def test_the_machine_code_has_no_spill_and_the_assembler_no_complaint() -> None:
     assert len(re.findall(r"\bUSETMAXREG", sass)) == 2
     first, last = (f(i for i, x in enumerate(sass.splitlines()) if "HGMMA" in x) for f in (min, max))
     assert not [x for x in sass.splitlines()[first:last] if "R2UR" in x or "LDL" in x]
+
+
+def test_two_loops_read_one_tile_of_queries() -> None:
+    """A mask that no cascade takes: a pass for the maximum, another for the sums. The queries stay until the second."""
+    text = ATTENTION.replace("SCORE", PRODUCT).replace("SET", "| not (n <= m and m - n < 7)")
+    sizes = {"H": 2, "G": 1, "M": 72, "N": 69, "D": 16, "E": 16}
+    made, inputs = attention_of(text, "m by 64, n by 32", sizes), attention_inputs(sizes)
+    assert made.source.count("while n_0 < ") > 4
+    got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=3)
+    o, _ = exact(inputs, 0.3, False, lambda m, n, M, N: ~((n <= m) & (m - n < 7)))
+    assert np.abs(got["o"].astype(float) - o).max() < 2e-3

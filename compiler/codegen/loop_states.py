@@ -78,6 +78,20 @@ def exponent(e: Expr) -> tuple[Expr | None, Expr | None, Expr | None]:
     return None, None, None
 
 
+def only_shifted(loop: For, name: str) -> bool:
+    """Does nothing read a value but maxima along the loop's axis, and exponentials of its difference from one that stands
+    in for a maximum of -inf?"""
+    origins = {Name(m.origin) for m in running_maxima(loop) if m.origin != m.new}
+    inside = [e for x in statements(loop.body) for e in expressions(x)]
+    every = [x for e in (*inside, *loop.yields, *loop.domain) for x in subexpressions(e)]
+    maxima = [x for x in every if isinstance(x, Reduce) and x.fn == "max" and x.over == (loop.axis.name,)]
+    exponents = [exponent(x.value) for x in loop.body if isinstance(x, Let)]
+    fine = sum(x.arg == Name(name) for x in maxima) + sum(
+        x == Name(name) and origin in origins for _, x, origin in exponents
+    )
+    return fine == every.count(Name(name))
+
+
 def sums_in_parts(loops: tuple[For, ...]) -> dict[int, Reduce]:
     """The states, by number, of loops in a row (each goes on with those of the one before) that may stay in parts until
     all have ended, one part for each thread that holds some of what is reduced: state + sum(…) or state · factor + sum(…),

@@ -11,7 +11,7 @@ from .deal import Layout, Spread
 from .mma import MatrixKernel
 from .scalar_cuda import Code, combine, convert
 from .simt_reduction import Reduction
-from .simt_source import NOWHERE, Point, Registers, starts_late
+from .simt_source import NOWHERE, Point, Registers, holding, starts_late
 from .tile_types import leaves
 from .warpgroup_form import ends_tile, scalar_values, slope
 
@@ -54,15 +54,16 @@ class RowReduction(Reduction):
         """Fold an element into a chain, or start the chain with it."""
         k = self.k
         indexed, _ = k._axes_needed([self.e.arg])
-        k._index(Point(self.over, inner.counters), axis, axis in indexed, True)
+        k._index(Point(self.over, inner.counters), axis, axis in indexed, bool(self.asks(inner, axis)))
         value = self.converted(k.emit(self.e.arg, inner))
         step = value if first else combine(self.e.fn, Code(name, self.held), value)
         k.guarded(self.asks(inner, axis), f"{name} = {step.text}")
 
     def asks(self, at: Point, axis: str) -> list[str]:
-        """The conditions under which an element counts; none where it is 0 otherwise, and they are added."""
-        is_zero = self.e.fn == "sum" and isinstance(self.e.arg, Name) and self.e.arg.name in self.k.zeroed
-        return [] if is_zero else self.k.conditions(at, [axis])
+        """The conditions under which an element counts; none where others change nothing: 0 in a sum, -inf in a maximum."""
+        neutral = {"sum": self.k.zeroed, "max": self.k.lowest}.get(self.e.fn, set())
+        is_neutral = isinstance(self.e.arg, Name) and self.e.arg.name in neutral
+        return [] if is_neutral else self.k.conditions(at, [axis])
 
 
 class RowElements(MatrixKernel):
@@ -75,6 +76,7 @@ class RowElements(MatrixKernel):
         super()._give_names()
         self.limits: dict[tuple[str, Spread], list[tuple[str, str]]] = {}
         self.zeroed: set[str] = set()  # values that are 0 on lanes that do not exist
+        self.lowest: set[str] = set()  # values that are -inf there
 
     def nest(self, layout: Layout, exprs: Iterable[Expr], exists: Iterable[str] = ()) -> Iterator[Point]:
         exprs = list(exprs)
@@ -131,6 +133,14 @@ class RowElements(MatrixKernel):
         self.text.depth = depth
         self.ahead[e] = Registers(array, own)
 
+    def _loaded_ahead(self, e: Load, at: Point) -> Code:
+        """An element from registers. On lanes that do not exist it is what lies there, and nothing comes of it: whoever
+        reduces, multiplies or stores a tile asks which lanes exist."""
+        registers = self.ahead[e]
+        return holding(
+            f"{registers.array}[{at.element(registers.layout)}]", self.program.param(e.tensor).dtype
+        )
+
     def _in_quads(self, e: Load, own: Layout) -> bool:
         """Does a tile lie in memory as whole rows of whole chunks, its columns last?"""
         param = self.program.param(e.tensor)
@@ -158,7 +168,7 @@ class RowElements(MatrixKernel):
 
     def lane_checks(self, at: Point, axis: str) -> list[str]:
         spread = at.layout.spread(axis)
-        plain = axis in self._whole() or axis in self.full or spread.run != 2 or at.by_run is not None
+        plain = axis in self._whole() or axis in self.full or spread.run != 2 or at.by_run not in (None, axis)
         if plain or not spread.even:
             return super().lane_checks(at, axis)
         limits = self.limits.get((axis, spread)) or self._limits(axis, spread)
@@ -194,6 +204,8 @@ class RowElements(MatrixKernel):
     def _place_check(self, at: Point, axis: str, sign: str, limit: str) -> str:
         """Compare a lane's place in its tile with a limit."""
         spread, i = at.layout.spread(axis), at.counters[axis]
+        if at.by_run == axis:
+            return f"i32({spread.run * spread.step} * {i}) {sign} {limit}"
         return f"i32({spread.run * spread.step} * ({i} >> 1) + ({i} & 1)) {sign} {limit}"
 
     def _node(self, e: Expr, args: list[Code], at: Point) -> Code:
@@ -202,23 +214,32 @@ class RowElements(MatrixKernel):
 
     def _compared(self, e: Expr, at: Point) -> Code | None:
         """A comparison of indices of which one side grows along the row with the element's place."""
-        if not isinstance(e, Apply) or e.op not in ("lt", "le") or at.by_run is not None:
+        if not isinstance(e, Apply) or at.by_run is not None:
+            return None
+        for axis in at.layout.axes:
+            spread = at.layout.spread(axis)
+            if spread.run == 2 and self.sign_along(e, axis) is not None:
+                rest = Point(at.layout.restrict(a for a in at.layout.axes if a != axis), at.counters)
+                text = self._place_check(at, axis, *self.bound(e, axis, spread, rest))
+                return Code(text, self.facts.type_of(e, self.types).dtype, False)
+        return None
+
+    def sign_along(self, e: Apply, axis: str) -> str | None:
+        """Does a comparison of indices bound the places of an axis from above, "<=", or from below, ">="?"""
+        if e.op not in ("lt", "le") or axis not in self.live or axis in self._whole():
             return None
         x, y = e.args
         if not all(self.facts.type_of(z, self.types).dtype.is_integer for z in (x, y)):
             return None
-        for axis in at.layout.axes:
-            spread = at.layout.spread(axis)
-            if spread.run != 2 or axis not in self.live or axis in self._whole():
-                continue
-            grows, other = slope(x, axis), slope(y, axis)
-            if grows is None or other is None or abs(grows - other) != 1:
-                continue
-            rest = Point(at.layout.restrict(a for a in at.layout.axes if a != axis), at.counters)
-            left, right = (self.emit(z, rest).operand for z in (x, y))
-            sign = "<=" if grows > other else ">="
-            bound = f"{right} - {left}" if sign == "<=" else f"{left} - {right}"
-            step = {"<=": " - 1", ">=": " + 1"}[sign] if e.op == "lt" else ""
-            text = self._place_check(at, axis, sign, self._limit(spread, sign, bound + step))
-            return Code(text, self.facts.type_of(e, self.types).dtype, False)
-        return None
+        grows, other = slope(x, axis), slope(y, axis)
+        if grows is None or other is None or abs(grows - other) != 1:
+            return None
+        return "<=" if grows > other else ">="
+
+    def bound(self, e: Apply, axis: str, spread: Spread, rest: Point) -> tuple[str, str]:
+        """What a comparison asks of a thread's places along an axis, at a point of the others."""
+        left, right = (self.emit(z, rest).operand for z in e.args)
+        sign = self.sign_along(e, axis) or ""
+        bound = f"{right} - {left}" if sign == "<=" else f"{left} - {right}"
+        step = {"<=": " - 1", ">=": " + 1"}[sign] if e.op == "lt" else ""
+        return sign, self._limit(spread, sign, bound + step)

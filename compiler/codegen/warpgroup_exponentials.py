@@ -16,7 +16,7 @@ from ...dsl.types import DType
 from ..tile_ir import Apply, Const, Expr, Load, Name, Reduce, TileType, subexpressions
 from .simt_source import NOWHERE, Value
 from .tile_types import rewrite
-from .warpgroup_affine import AffineRows
+from .warpgroup_masks import RowMasks
 
 LOG2_E = 1.4426950408889634
 HUGE = float(1 << 30)
@@ -41,7 +41,7 @@ def shifted(e: Expr) -> Shifted | None:
     return None
 
 
-class RowExponentials(AffineRows):
+class RowExponentials(RowMasks):
     """Exponentials in the steps of a loop."""
 
     def _give_names(self) -> None:

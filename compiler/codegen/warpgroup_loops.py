@@ -73,6 +73,15 @@ class Loops(Products):
                 self.going_on[id(chain[0])] = tuple(chain[1:])
         self.skewed = find(self.program.attributes, Unskewed) is None
         self.done = {id(s) for chain in self.going_on.values() for s in chain}
+        self.last_readers = {  # of rings, by loop
+            self.staging.ring(self.staging.names[x]): id(s)
+            for s in statements(self.program.body)
+            if isinstance(s, For)
+            for inner in statements(s.body)
+            for e in (*s.yields, *expressions(inner))
+            for x in _names(e)
+            if x in self.staging.names
+        }
 
     def loop(self, s: For) -> None:
         if id(s) in self.done:
@@ -192,7 +201,8 @@ class Loops(Products):
                     self.bind(c.name, self.values[before.name])
             for axis, full in self.segments(s.loop):
                 self.segment(replace(s, loop=replace(s.loop, axis=axis)), full, cascade, packed, started)
-        for ring in [r for r in self.slots if not r.looped]:
+        here = {id(s) for s in statements(loops)}
+        for ring in [r for r in self.slots if not r.looped and self.last_readers[r] in here]:
             self.give_back(ring)
         if parts[0].trails and self.skewed:
             follows = self.in_task() and not self.has_next
@@ -277,8 +287,6 @@ class Loops(Products):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
-        for other in cascade.others:
-            self.ask_ahead(other)
         self.shifts = {}
         if s.axis.name not in self.full:
             for spread in dict.fromkeys(
@@ -286,9 +294,11 @@ class Loops(Products):
             ):
                 self.name_limits(s.axis.name, spread)
         for other in cascade.others:
-            self.statement(
-                replace(other, value=self.with_affine(self.with_shifts(other.value), other.type.axes))
-            )
+            self.ask_ahead(other)
+        for other in cascade.others:
+            made = other if s.axis.name in self.full else self.with_masks(other, s)
+            value = self.with_affine(self.with_shifts(made.value), made.type.axes)
+            self.statement(replace(made, value=value))
             self.release()
             if exponent(other.value)[1] is not None:
                 self.zero_beyond(other, s.axis.name)
@@ -305,7 +315,8 @@ class Loops(Products):
             assert isinstance(left, RegisterOperand)
             self.pack(t.dot, left, array)
         self.finish()
-        self.limits, self.zeroed = {}, set()
+        self.limits, self.existing_words = {}, {}
+        self.zeroed, self.lowest = set(), set()
         self.values, self.types, self.ahead = values, types, ahead
 
     def zero_beyond(self, weights: Let, axis: str) -> None:
@@ -316,11 +327,13 @@ class Loops(Products):
         layout = registers.layout
         if not self.lane_checks(Point(layout, dict.fromkeys(layout.axes, "0")), axis):
             return
+        self.zeroed.add(weights.name)
+        if self.is_zero_beyond(weights):
+            return
         for at in self.nest(layout, [], exists=[axis]):
             element = f"{registers.array}[{at.element(layout)}]"
             exists = " and ".join(self.conditions(at, [axis]))
             self.text.line(f"{element} = select_f32({exists}, {element}, f32(0.0))")
-        self.zeroed.add(weights.name)
 
     def ask_ahead(self, s: Let) -> None:
         """What a step reads from memory for each element, asked for while its products run."""

@@ -36,6 +36,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from . import mma
+from .falling_tanh import with_falling_tanh
 from .lazy_maximum import with_lazy_maxima
 from .mma import Unfit
 from .remembered import remembered
@@ -66,7 +67,7 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     that the copy engine cannot address. Raises `Unfit`."""
     if not target.has_wgmma:
         raise Unfit(f"{target.name} has no wgmma; it is sm_90a's")
-    ready = with_lazy_maxima(prepared(program))
+    ready = with_lazy_maxima(with_falling_tanh(prepared(program)))
     warpgroups = _warpgroups(ready)
     made: list[WarpgroupKernel] = []
     whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)

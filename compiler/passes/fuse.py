@@ -305,7 +305,7 @@ def build(
         )
         name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
         tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
-        stated = pipeline_attributes(schedule, program)
+        stated = pipeline_attributes(schedule, program, rules.facts)
         programs.append(with_fields(program, name=name, tier=tier, attributes=stated))
         cascades.append(found)
     module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))

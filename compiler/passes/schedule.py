@@ -18,13 +18,28 @@ from ...dsl.diagnostics import refuse
 from ...dsl.types import DType
 from ..codegen.cpu_narrow import TIER as MATRIX_TIER
 from ..codegen.staging import CHUNK
+from ..layouts import Positive
 from ..product_time import ROW_BYTES, STEP, WARPGROUP_ROWS, Product, Tiling, fastest, microseconds
 from ..region import AxisPlan, Region, contraction, reductions
 from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule, stem
 from ..schedule_check import stated_tile
 from ..target import CudaTarget, Target
-from ..tensor_ir import Apply, Axes, Cast, Const, Extent, Graph, Index, Node, Read, Reduce, walk
+from ..tensor_ir import (
+    Apply,
+    Axes,
+    Cast,
+    Const,
+    Extent,
+    Graph,
+    Index,
+    Node,
+    Read,
+    Reduce,
+    Scalar,
+    positive,
+    walk,
+)
 from ..tile_ir import Attribute, TileProgram, has_product
 from .split import LEAST_PRODUCT_TILES, MOST_PARTS
 
@@ -426,14 +441,20 @@ def _on_matrix_units(region: Region) -> bool:
     return False
 
 
-def pipeline_attributes(schedule: Schedule, program: TileProgram) -> tuple[Attribute, ...]:
-    """What a schedule states of copies and tasks of tier `wgmma`, as attributes of the programs with products."""
+def pipeline_attributes(
+    schedule: Schedule, program: TileProgram, facts: tuple[Node, ...]
+) -> tuple[Attribute, ...]:
+    """What a schedule states of copies and tasks of tier `wgmma`, and the scalars that are required to be positive, as
+    attributes of the programs with products."""
     if schedule.tier != "wgmma" or not has_product(program):
         return program.attributes
     read = {p.name for p in program.params}
     found = [Attribute("slots", (("tensor", t), ("count", n))) for t, n in schedule.stages if t in read]
     found += [Attribute("unskewed")] if schedule.skew is False else []
     found += [Attribute("tasks", (("order", schedule.order),))] if schedule.order else []
+    scalars = {s.name for s in program.scalars}
+    required = {x.name for x in walk(facts) if isinstance(x, Scalar) and positive(x, facts)}
+    found += [Positive(n).attribute() for n in sorted(scalars & required)]
     return (*program.attributes, *found)
 
 

@@ -330,6 +330,12 @@ def flat_tanh_f32(y: Any) -> Any:
 
 
 @_function(f32(f32))
+def falling_tanh_f32(y: Any) -> Any:
+    """(tanh(x) - 1) / 2 of y = 2 x log2(e) as -1 / (1 + 2^y). Absolute error below 2^-21.8."""
+    return _flat_reciprocal_f32(f32(-1.0) - near_exp2_f32(y))
+
+
+@_function(f32(f32))
 def tanh_plus_one_f32(y: Any) -> Any:
     """1 + tanh(x) of y = -2 x log2(e) as 2 / (1 + 2^y). Relative error below 2^-20.8 + |y| 2^-24, 0 below 2^-125."""
     return f32(2.0) * _flat_reciprocal_f32(f32(1.0) + near_exp2_f32(y))
@@ -453,11 +459,25 @@ f32_from_f16 = _instruction(f32, (u16,), "cvt.f32.f16 $0, $1;")  # [9.7.9 cvt]
 f16_from_f32 = _instruction(u16, (f32,), "cvt.rn.f16.f32 $0, $1;")  # [9.7.9 cvt]
 bf16_from_f32 = _instruction(u16, (f32,), "cvt.rn.bf16.f32 $0, $1;")  # [9.7.9 cvt], sm_80 or later
 f32_from_bf16 = _instruction(f32, (u16,), "mov.b32 $0, {0, $1};")  # [9.7.9 mov]: the upper half of an f32
+# [9.7.8 bmsk], sm_70 or later: a word with its n lowest bits set, all of them for an n above 32; n is not negative
+first_bits_i32 = _instruction(i32, (i32,), "bmsk.clamp.b32 $0, 0, $1;")
+# [9.7.7 selp]: a where a word has a bit, else b. All in assembly: LLVM would move the bits of several such tests one by one,
+# and the assembler sets seven predicates at once
+where_bit_f32 = _instruction(
+    f32,
+    (i32, i32, f32, f32),
+    "{.reg .pred p; .reg .b32 t; and.b32 t, $1, $2; setp.ne.b32 p, t, 0; selp.f32 $0, $3, $4, p;}",
+)
 _f32_bits = _instruction(i32, (f32,), "mov.b32 $0, $1;")
 _i32_saturated_f32 = _instruction(i32, (f32,), "cvt.rzi.s32.f32 $0, $1;")  # [9.7.9 cvt]: integers saturate
 _i32_saturated_f64 = _instruction(i32, (f64,), "cvt.rzi.s32.f64 $0, $1;")
 _i64_saturated_f32 = _instruction(i64, (f32,), "cvt.rzi.s64.f32 $0, $1;")
 _i64_saturated_f64 = _instruction(i64, (f64,), "cvt.rzi.s64.f64 $0, $1;")
+
+
+@_function(boolean(i32, i32))
+def has_bit_i32(word: Any, bit: Any) -> Any:
+    return i32(word & bit) != 0
 
 
 @_function(u16(f32))

@@ -1,0 +1,212 @@
+"""Partial tiles in tier `wgmma`: which of a row's elements a thread may see, as the bits of one word.
+
+A thread has up to 32 elements of a row, and what bounds them is mostly how far they lie in the row: a mask's comparisons of
+indices, and where the loop and the tensor end. Each such bound becomes a word with a bit for each element, once for a row;
+comparisons that are combined are words that are combined, and an element asks for one bit, which the assembler moves to
+predicates several at a time. Scores of elements that do not exist are -inf at once where nothing but maxima and exponentials
+read them, so neither has to ask again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from ...dsl.types import DType
+from ..layouts import Positive, find_all
+from ..tile_ir import (
+    Apply,
+    Const,
+    Expr,
+    For,
+    Let,
+    Name,
+    ScalarRef,
+    TileType,
+    subexpressions,
+)
+from .deal import Layout, Spread
+from .loop_states import exponent, only_shifted
+from .scalar_cuda import Code
+from .simt_source import Point, Value
+from .tile_types import rewrite
+from .warpgroup_affine import AffineRows
+
+BITS = 32
+LOWEST = Const(-math.inf, DType.F32)
+
+
+@dataclass(frozen=True)
+class Word:
+    """Bits of a row's elements: the text of a word at a row, and the comparisons it stands for."""
+
+    text: Callable[[Point], str]
+    comparisons: tuple[Expr, ...] = ()
+
+
+class RowMasks(AffineRows):
+    """Masks in the steps of a loop."""
+
+    def _give_names(self) -> None:
+        super()._give_names()
+        self.words: dict[Name, Word] = {}
+        self.rows_of: dict[Name, Callable[[Point], str]] = {}  # words that are computed, and an element's bit
+        self.existing_words: dict[tuple[str, Spread], Word] = {}
+
+    def with_masks(self, s: Let, loop: For) -> Let:
+        """A statement of a step over a partial tile, with what it asks of a row's elements in words."""
+        axis = loop.axis.name
+        if len(s.type.axes) != 2 or axis not in s.type.axes:
+            return s
+        layout = self.deal.layout(s.type.axes)
+        spread = layout.spread(axis)
+        if not _fits(spread):
+            return s
+        value = s.value
+        if self.limits.get((axis, spread)) and s.type.dtype is DType.F32 and only_shifted(loop, s.name):
+            value = Apply("where", (self._word(self._existing_word(axis, spread), layout), value, LOWEST))
+            self.lowest.add(s.name)
+        value = rewrite(value, lambda e: self._masked(e, layout, axis))
+        for name in dict.fromkeys(x for x in subexpressions(value) if isinstance(x, Name)):
+            if name in self.words and name not in self.by_place:
+                self._compute(name, layout, axis)
+        return replace(s, value=value)
+
+    def is_zero_beyond(self, weights: Let) -> bool:
+        """Are exponentials 0 on lanes that do not exist, because they are of -inf there, times a positive factor?"""
+        scale, x, _ = exponent(weights.value)
+        match scale:
+            case Const(value=value):
+                rises = value > 0
+            case ScalarRef(name=name):
+                rises = name in {p.scalar for p in find_all(self.program.attributes, Positive)}
+            case _:
+                rises = scale is None
+        return rises and isinstance(x, Name) and x.name in self.lowest
+
+    def _word(self, word: Word, layout: Layout) -> Name:
+        name = self.temporary("seen", Value(TileType(DType.BOOL, layout.axes), scalar=""))
+        self.words[name] = word
+        return name
+
+    def _existing_word(self, axis: str, spread: Spread) -> Word:
+        """The elements between the ends of a loop and of its axis."""
+        if (axis, spread) not in self.existing_words:
+            text = " & ".join(_bits(spread, sign, limit) for sign, limit in self.limits[axis, spread])
+            name = self.assign(f"{axis}_bits", Code(f"i32({text})", DType.I32))
+            self.existing_words[axis, spread] = Word(lambda _: name)
+        return self.existing_words[axis, spread]
+
+    def _masked(self, e: Expr, layout: Layout, axis: str) -> Expr:
+        """A comparison, and(word, word), or(word, word), not(word) -> word."""
+        match e:
+            case Apply(op="lt" | "le") if self.sign_along(e, axis) is not None:
+                return self._word(self._of_comparison(e, layout.spread(axis), axis), layout)
+            case Apply(op="and"):
+                known, rest = self._conjuncts(e)
+                both = [self._word(reduce(_both, known), layout)] if known else []
+                return reduce(lambda a, b: Apply("and", (a, b)), [*both, *rest])
+            case Apply(op="or", args=(Name() as a, Name() as b)) if a in self.words and b in self.words:
+                return self._word(_joined("({} | {})", self.words[a], self.words[b]), layout)
+            case Apply(op="not", args=(Name() as a,)) if a in self.words:
+                return self._word(_joined("~({})", self.words[a]), layout)
+            case Apply(op="where", args=(a, x, z)):
+                return self._where(a, x, z, layout)
+        return e
+
+    def _where(self, condition: Expr, x: Expr, z: Expr, layout: Layout) -> Expr:
+        """where(a, where(b, x, z), z) with all words that a and b ask for in one, outside."""
+        asked = [condition]
+        while isinstance(x, Apply) and x.op == "where" and x.args[2] == z:
+            asked.append(x.args[0])
+            x = x.args[1]
+        parts = [self._conjuncts(c) for c in asked]
+        words = [w for found, _ in parts for w in found]
+        for c in reversed([c for _, rest in parts for c in rest]):
+            x = Apply("where", (c, x, z))
+        return Apply("where", (self._word(reduce(_both, words), layout), x, z)) if words else x
+
+    def _conjuncts(self, e: Expr) -> tuple[list[Word], list[Expr]]:
+        """What is combined by `and`: words, and the rest."""
+        words: list[Word] = []
+        rest: list[Expr] = []
+        for x in _parts(e):
+            if isinstance(x, Name) and x in self.words:
+                words.append(self.words[x])
+            else:
+                rest.append(x)
+        return words, rest
+
+    def _of_comparison(self, e: Apply, spread: Spread, axis: str) -> Word:
+        def text(row: Point) -> str:
+            sign, limit = self.bound(e, axis, spread, row)
+            return _bits(spread, sign, self.cut(Code(limit, DType.I32), 0).text)
+
+        return Word(text, (e,))
+
+    def _compute(self, name: Name, layout: Layout, axis: str) -> None:
+        """A word for each row, in registers."""
+        word, rows = self.words[name], layout.restrict(a for a in layout.axes if a != axis)
+        array = self.names.fresh("seen")
+        self.text.line(f"{array} = registers_i32({rows.elements})")
+        for at in self.nest(rows, word.comparisons):
+            self.text.line(f"{array}[{at.element(rows)}] = i32({word.text(at)})")
+        self.rows_of[name] = lambda at: f"{array}[{at.element(rows)}], i32(1 << {at.counters[axis]})"
+        self.by_place[name] = lambda at: Code(f"has_bit_i32({self.rows_of[name](at)})", DType.BOOL)
+
+    def _node(self, e: Expr, args: list[Code], at: Point) -> Code:
+        match e:
+            case Apply(op="where", args=(Name() as word, _, _)) if word in self.rows_of and (
+                args[1].dtype is args[2].dtype is DType.F32
+            ):
+                text = f"where_bit_f32({self.rows_of[word](at)}, {args[1].text}, {args[2].text})"
+                return Code(text, DType.F32)
+        return super()._node(e, args, at)
+
+
+def _fits(spread: Spread) -> bool:
+    """Are a thread's elements of a row runs at steps of a power of two, no more than a word has bits?"""
+    each = spread.run * spread.step
+    return (
+        spread.run == 2
+        and spread.even
+        and spread.count <= BITS
+        and each & (each - 1) == 0
+        and not spread.between
+    )
+
+
+def _parts(e: Expr) -> Iterator[Expr]:
+    match e:
+        case Apply(op="and", args=args):
+            for x in args:
+                yield from _parts(x)
+        case _:
+            yield e
+
+
+def _joined(form: str, *words: Word) -> Word:
+    return Word(
+        lambda row: form.format(*(w.text(row) for w in words)), tuple(x for w in words for x in w.comparisons)
+    )
+
+
+def _both(a: Word, b: Word) -> Word:
+    return _joined("{} & {}", a, b)
+
+
+def _bits(spread: Spread, sign: str, limit: str) -> str:
+    """The elements of a thread whose places are no more, or no less, than a limit."""
+    if sign == "<=":
+        return f"first_bits_i32({_count(spread, limit, 0)})"
+    return f"~first_bits_i32({_count(spread, limit, 1)})"
+
+
+def _count(spread: Spread, limit: str, less: int) -> str:
+    """How many of a thread's elements lie at places up to limit - less, which is above minus the step of its runs: of those
+    that are first in their run, of those that are second."""
+    each = spread.run * spread.step
+    terms = [f"(({limit} + {each - i - less}) >> {each.bit_length() - 1})" for i in range(spread.run)]
+    return f"i32({' + '.join(terms)})"
