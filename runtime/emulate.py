@@ -572,6 +572,8 @@ def _sixteen(dtype: DType) -> dict[str, Callable[[Any], Any]]:
         f"{dtype}_from_f32": to_bits,
         f"f32_from_{dtype}": from_bits,
         f"round_{dtype}": lambda x: np.float32(np.asarray(x, kind)),
+        f"lower_{dtype}": lambda word: from_bits(int(word) & 0xFFFF),
+        f"upper_{dtype}": lambda word: from_bits(int(word) >> 16 & 0xFFFF),
     }
 
 

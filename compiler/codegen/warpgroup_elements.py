@@ -128,8 +128,8 @@ class RowElements(MatrixKernel):
         first = f"{at.element(own)} + 8 * {group}"
         for i in range(4):
             for half in (0, 1):
-                bits = f"u16({words}[{i}] >> 16)" if half else f"u16({words}[{i}])"
-                self.text.line(f"{array}[{first} + {2 * i + half}] = f32_from_{param.dtype}({bits})")
+                value = f"{'upper' if half else 'lower'}_{param.dtype}({words}[{i}])"
+                self.text.line(f"{array}[{first} + {2 * i + half}] = {value}")
         self.text.depth = depth
         self.ahead[e] = Registers(array, own)
 

@@ -468,6 +468,11 @@ where_bit_f32 = _instruction(
     (i32, i32, f32, f32),
     "{.reg .pred p; .reg .b32 t; and.b32 t, $1, $2; setp.ne.b32 p, t, 0; selp.f32 $0, $3, $4, p;}",
 )
+# a word's lower and upper half as f32
+lower_bf16 = _instruction(f32, (i32,), "{.reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t;}")
+upper_bf16 = _instruction(f32, (i32,), "{.reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t;}")
+lower_f16 = _instruction(f32, (i32,), "{.reg .b16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 $0, a;}")
+upper_f16 = _instruction(f32, (i32,), "{.reg .b16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 $0, b;}")
 _f32_bits = _instruction(i32, (f32,), "mov.b32 $0, $1;")
 _i32_saturated_f32 = _instruction(i32, (f32,), "cvt.rzi.s32.f32 $0, $1;")  # [9.7.9 cvt]: integers saturate
 _i32_saturated_f64 = _instruction(i32, (f64,), "cvt.rzi.s32.f64 $0, $1;")
