@@ -285,6 +285,14 @@ class TileModule:
 # ---------------------------------------------------------------- traversal
 
 
+def apply(op: str, *args: Expr) -> Apply:
+    return Apply(op, args)
+
+
+def i64(value: int) -> Const:
+    return Const(value, DType.I64)
+
+
 def operands(e: Expr) -> tuple[Expr, ...]:
     """The direct subexpressions."""
     match e:

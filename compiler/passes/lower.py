@@ -275,7 +275,7 @@ class _Lowering:
         first = last = None
         if lows:
             low = self.inner_edge(frame, lows, "max", axis)
-            first = self.rounded(frame, f"{axis}_full", tile.Apply("add", (low, _i64(size - 1))), size)
+            first = self.rounded(frame, f"{axis}_full", tile.Apply("add", (low, tile.i64(size - 1))), size)
         if highs:
             high = self.inner_edge(frame, highs, "min", axis)
             last = self.rounded(frame, f"{axis}_full_end", high, size)
@@ -284,15 +284,15 @@ class _Lowering:
     def inner_edge(self, frame: _Frame, bounds: list[Node], fn: str, axis: str) -> Expr:
         """The bound that holds for every lane, kept in the axis."""
         extent = self.expr(frame, self.graph.axes[axis])
-        limit: Expr = extent if fn == "min" else _i64(0)
+        limit: Expr = extent if fn == "min" else tile.i64(0)
         for b in bounds:
             limit = tile.Apply(fn, (limit, self.over_lanes(frame, b, fn, f"{axis}_{fn}")))
-        return tile.Apply("max", (_i64(0), limit)) if fn == "min" else limit
+        return tile.Apply("max", (tile.i64(0), limit)) if fn == "min" else limit
 
     def rounded(self, frame: _Frame, stem: str, e: Expr, size: int) -> Expr:
         """e rounded down to whole tiles, as a scalar."""
         if size > 1:
-            e = tile.Apply("mul", (tile.Apply("floordiv", (e, _i64(size))), _i64(size)))
+            e = tile.Apply("mul", (tile.Apply("floordiv", (e, tile.i64(size))), tile.i64(size)))
         return self.let(frame, stem, tile.TileType(DType.I64), e, None)
 
     def segment(
@@ -332,7 +332,7 @@ class _Lowering:
         inner_names = {s: self.fresh(n) for s, n in names.items()}
         carries = self.carries(c, inner_names, {s: tile.Name(names[s]) for s in names})
         yields = self.steps(inner, c, inner_names)
-        axis = tile.LoopAxis(self.fresh("visit"), _i64(1), None, None, once)
+        axis = tile.LoopAxis(self.fresh("visit"), tile.i64(1), None, None, once)
         body.statements.append(tile.For(axis, carries, tuple(inner.statements), yields))
         return tuple(tile.Name(inner_names[s.name]) for s in c.states)
 
@@ -711,10 +711,6 @@ def _conjunction(predicate: Node | None, settled: list[Node]) -> Node | None:
         if p not in settled:
             rest = p if rest is None else t.apply("and", rest, p)
     return rest
-
-
-def _i64(value: int) -> tile.Const:
-    return tile.Const(value, DType.I64)
 
 
 def _least(a: Expr, b: Expr | None) -> Expr:

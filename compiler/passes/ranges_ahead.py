@@ -44,7 +44,9 @@ from ..tile_ir import (
     Store,
     TileProgram,
     TileType,
+    apply,
     expressions,
+    i64,
     is_visit,
     operands,
     rebuild,
@@ -201,7 +203,7 @@ def _tensors(program: TileProgram, found: dict[str, Range]) -> dict[Range, Param
 
 
 def _tiles(a: LoopAxis) -> Expr:
-    return _op("floordiv", _op("add", a.extent, _i64((a.tile or 1) - 1)), _i64(a.tile or 1))
+    return apply("floordiv", apply("add", a.extent, i64((a.tile or 1) - 1)), i64(a.tile or 1))
 
 
 def _launch(
@@ -211,14 +213,14 @@ def _launch(
     axis, units = group[0].over
     size = axis.tile or 1
     part = LoopAxis(f"{axis.name}_tile", _tiles(axis))
-    first = _op("mul", AxisIndex(part.name), _i64(size))
-    loop = replace(axis, lo=first, hi=_op("add", first, _i64(size)))
+    first = apply("mul", AxisIndex(part.name), i64(size))
+    loop = replace(axis, lo=first, hi=apply("add", first, i64(size)))
     carries = tuple(
         Carry(f"{r.fn}_{i}", TileType(r.dtype), Const(typed(IDENTITY[r.fn], r.dtype), r.dtype))
         for i, r in enumerate(group)
     )
     yields = tuple(
-        _op(r.fn, Name(c.name), Reduce(r.fn, (axis.name,), r.value))
+        apply(r.fn, Name(c.name), Reduce(r.fn, (axis.name,), r.value))
         for c, r in zip(carries, group, strict=True)
     )
     place = (*(AxisIndex(u.name) for u in units), AxisIndex(part.name))
@@ -232,7 +234,7 @@ def _launch(
 def _read(r: Range, tensor: str) -> Expr:
     """The range of the tile that is at hand."""
     first = Reduce("min", (r.axis.name,), AxisIndex(r.axis.name))
-    tile = _op("floordiv", first, _i64(r.axis.tile or 1))
+    tile = apply("floordiv", first, i64(r.axis.tile or 1))
     return Load(tensor, (*(AxisIndex(u.name) for u in r.units), tile))
 
 
@@ -243,11 +245,3 @@ def _reading(s: Stmt, reads: dict[str, Expr]) -> Stmt:
         case Grid() | For():
             return replace(s, body=tuple(_reading(x, reads) for x in s.body))
     return s
-
-
-def _op(op: str, *args: Expr) -> Expr:
-    return Apply(op, args)
-
-
-def _i64(n: int) -> Const:
-    return Const(n, DType.I64)

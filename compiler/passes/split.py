@@ -44,7 +44,9 @@ from ..tile_ir import (
     Store,
     TileProgram,
     TileType,
+    apply,
     expressions,
+    i64,
     statements,
     subexpressions,
 )
@@ -259,7 +261,7 @@ class _Splitting:
             c.name: Param(
                 self.fresh(f"{program.name}_{c.name}_parts"),
                 c.type.dtype,
-                (_i64(parts), *(extents[a] for a in self.kept[c.name])),
+                (i64(parts), *(extents[a] for a in self.kept[c.name])),
                 "out",
             )
             for c in chain.states
@@ -289,7 +291,7 @@ class _Splitting:
             for c in chain.states
         )
         body = (*chain.before, *self.limits(), *(self.limited(s) for s in chain.loops), *stores)
-        part = LoopAxis(self.part, _i64(self.parts))
+        part = LoopAxis(self.part, i64(self.parts))
         whole = (*chain.outside, Grid((part, *chain.grid), body))
         return pruned(self.program, whole, f"{self.program.name}_parts", self.scratch)
 
@@ -298,12 +300,12 @@ class _Splitting:
         axis = next(a for a in _nest(self.chain) if a.name == self.axis)
         size = axis.tile or 1
         step = self.parts * size
-        count = _op("floordiv", _op("add", axis.extent, _i64(step - 1)), _i64(step))
-        chunk = _op("mul", count, _i64(size)) if size > 1 else count
+        count = apply("floordiv", apply("add", axis.extent, i64(step - 1)), i64(step))
+        chunk = apply("mul", count, i64(size)) if size > 1 else count
         integer = TileType(DType.I64)
         return (
-            Let(self.first, integer, _op("mul", AxisIndex(self.part), chunk)),
-            Let(self.end, integer, _op("add", Name(self.first), chunk)),
+            Let(self.first, integer, apply("mul", AxisIndex(self.part), chunk)),
+            Let(self.end, integer, apply("add", Name(self.first), chunk)),
         )
 
     def limited(self, s: Stmt) -> Stmt:
@@ -315,8 +317,8 @@ class _Splitting:
         lo, hi = Name(self.first), Name(self.end)
         axis = replace(
             s.axis,
-            lo=lo if s.axis.lo is None else _op("max", s.axis.lo, lo),
-            hi=_op("min", s.axis.extent if s.axis.hi is None else s.axis.hi, hi),
+            lo=lo if s.axis.lo is None else apply("max", s.axis.lo, lo),
+            hi=apply("min", s.axis.extent if s.axis.hi is None else s.axis.hi, hi),
         )
         return replace(s, axis=axis)
 
@@ -368,7 +370,7 @@ class _Splitting:
             new = Let(
                 self.fresh(f"{states[s.name].name}_new"),
                 states[s.name].type,
-                _op(COMBINE[s.reduction.fn], mine, its),
+                apply(COMBINE[s.reduction.fn], mine, its),
             )
             body.append(new)
             old[s.new] = part[s.new] = Name(new.name)
@@ -382,7 +384,7 @@ class _Splitting:
             )
             for s, c in zip(self.cascade.states, self.chain.states, strict=True)
         )
-        axis = LoopAxis(self.part, _i64(self.parts), self.parts if lanes else None)
+        axis = LoopAxis(self.part, i64(self.parts), self.parts if lanes else None)
         return For(axis, carries, tuple(body), tuple(yields), span=self.chain.visits[0].span)
 
 
@@ -445,11 +447,3 @@ def _expression(root: t.Node, table: Mapping[t.Node, Expr]) -> Expr:
             case _:
                 raise TypeError(f"{type(n).__name__} is no arithmetic on states")
     return done[root]
-
-
-def _op(op: str, *args: Expr) -> Apply:
-    return Apply(op, args)
-
-
-def _i64(value: int) -> Const:
-    return Const(value, DType.I64)
