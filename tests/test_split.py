@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tileloom.compiler.target import CPU, SM_80, SM_90A
 from tileloom.compiler.tile_ir import TileModule
 from tileloom.compiler.tile_text import parse_module, print_module
 from tileloom.compiler.verify import verify_module
+from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
 
 Array = np.ndarray[Any, Any]
@@ -167,6 +169,16 @@ def test_the_driver_is_told_that_a_launch_starts_early() -> None:
     assert (
         "PREEXIT" in machine_code.machine_code(made.source, "product_parts", SM_90A).sass
     )  # griddepcontrol.launch_dependents
+
+
+def test_variants_are_told_with_the_tiers_that_they_have() -> None:
+    kernel = tl.load(Path(__file__).parent.parent / "examples" / "matmul_gelu.tile")["matmul_gelu"]
+    sizes = {"M": 1024, "N": 1024, "K": 1024}
+    made = compile_kernel(kernel, SM_90A, sizes, dtypes={"T": DType.BF16})
+    (told,) = [r.message for r in made.remarks if r.name == "variants"]
+    first, *_, last = told.split("; else ")
+    assert first.startswith("matmul_gelu: a call runs `matmul_gelu_whole` of tier wgmma where ")
+    assert last == "`matmul_gelu_any` of tier mma for any sizes, strides and alignment"
 
 
 def test_variants_are_told() -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
 
 def told(source: str) -> Iterator[str]:
-    """One sentence for each program that has several variants, the preferred first."""
+    """One sentence for each program that has several variants, the preferred first; with their tiers where these differ."""
+    tiers = _tiers(source)
     programs: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name, facts in _launches(source):
         programs.setdefault(facts.get("program", name), []).append((name, facts))
     for program, variants in programs.items():
         if len(variants) > 1:
-            yield f"{program}: a call runs " + "; else ".join(f"`{n}` {_where(f)}" for n, f in variants)
+            differ = len({tiers.get(n) for n, _ in variants}) > 1
+            named = ((f"`{n}` of tier {tiers[n]}" if differ else f"`{n}`", facts) for n, facts in variants)
+            yield f"{program}: a call runs " + "; else ".join(f"{name} {_where(f)}" for name, f in named)
+
+
+def _tiers(source: str) -> dict[str, str]:
+    """The tier of each kernel, which its first comment states."""
+    return dict(
+        re.findall(r"^def (\w+)\((?:(?!^def ).)*?^    # tier (\w+)", source, re.MULTILINE | re.DOTALL)
+    )
 
 
 def _launches(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
