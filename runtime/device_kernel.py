@@ -191,8 +191,8 @@ class DeviceKernel(Parameters):
             reach=tuple(x.reach() for x in (*views.values(), *written.values())),
         )
 
-    def native(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> NativeCall | None:
-        """The native function of calls like this one, which has succeeded; None where there is no way to one."""
+    def native(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> NativeCall:
+        """The native function of calls like this one, which has succeeded. Raises `NoWay`."""
         several = type(out) is tuple
         outs: tuple[Any, ...] = out if several else () if out is None else (out,)
         ready = self.device_ready(positional, named, outs)

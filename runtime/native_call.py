@@ -68,26 +68,34 @@ class Driver:
     refused: Callable[[int], Any]
 
 
-def native_call(settled: Settled, driver: Driver) -> Call | None:
-    """The native function of a call; None where an argument is neither a plain torch tensor that DLPack can describe nor a
-    plain number, or Python or torch offers no way."""
+class NoWay(Exception):
+    """There is no native function of a call; the message says why."""
+
+
+def native_call(settled: Settled, driver: Driver) -> Call:
+    """The native function of a call. Raises `NoWay` where an argument is neither a plain torch tensor that DLPack can
+    describe nor a plain number, or Python or torch offers no way."""
     torch = sys.modules.get("torch")
-    if torch is None or not _python_allows():
-        return None
+    kinds = NUMBERS if torch is None else {torch.Tensor, torch.nn.Parameter, *NUMBERS}
+    others = sorted({_named(type(x)) for x in settled.values if type(x) not in kinds})
+    if torch is None or others:
+        raise NoWay(
+            f"{' and '.join(others)} among its arguments; it takes torch tensors and Python's numbers"
+        )
+    if not _python_allows():
+        raise NoWay("it needs CPython with its lock, of 64 bits")
     exchange = _exchange(torch)
-    kinds = {torch.Tensor, torch.nn.Parameter, *NUMBERS}
-    if exchange is None or not all(type(x) in kinds for x in settled.values):
-        return None
+    if exchange is None:
+        raise NoWay(f"torch {torch.__version__} has no C exchange API of DLPack, as 2.10 and later have")
     try:
         plan = _Tables().plan(settled, driver, exchange)
-    except (
-        BufferError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # torch's words for a tensor that it does not describe
-        return None
+    except (BufferError, RuntimeError, TypeError, ValueError) as reason:
+        raise NoWay(f"torch does not describe a tensor: {reason}") from reason
     return _function(plan)
+
+
+def _named(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _python_allows() -> bool:

@@ -15,6 +15,7 @@ from .arguments import Arguments, Array, alternatives, bind
 from .compiler.calls import check_call, extents_of
 from .compiler.interpreter.elements import NUMPY
 from .compiler.options import RUNNING_SCALE, Options
+from .compiler.remarks import Remark
 from .compiler.schedule import Fuse, Schedule
 from .compiler.target import CPU, CudaTarget, Target, target
 from .compiler.tensor_ir import Graph
@@ -142,6 +143,8 @@ class CompiledKernel:
     """The latest calls on a device that came again, each of which says itself whether a call is like it."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _told_of_copies: bool = field(default=False, repr=False)
+    call_remarks: tuple[Remark, ...] = field(default=(), repr=False)
+    """What was found of calls on a device, which `explain` tells after what was decided of the code."""
 
     def __post_init__(self) -> None:
         self.machine = machine(self.target)
@@ -218,10 +221,22 @@ class CompiledKernel:
     ) -> None:
         """A call that came twice will come again: from now on by a native function, if there is a way to one."""
         if ready.native is None:
-            ready.native = (self._device_kernel(positional, named).native(positional, named, out),)
+            ready.native = (self._native_of(positional, named, out),)
         (native,) = ready.native
         if native is not None and native not in self._native:
             self._native = (native, *self._native[: NATIVE_CALLS - 1])
+
+    def _native_of(self, positional: Sequence[Any], named: Mapping[str, Any], out: Any) -> NativeCall | None:
+        from .runtime.native_call import NoWay
+
+        try:
+            return self._device_kernel(positional, named).native(positional, named, out)
+        except NoWay as reason:
+            text = f"{self.name}: calls go through Python, which takes 5 µs longer: {reason}"
+            remark = Remark("missed", "call", "native-call", text)
+            if remark not in self.call_remarks:
+                self.call_remarks = (*self.call_remarks, remark)
+            return None
 
     def _tell_of_copies(self) -> None:
         """Once for each kernel."""
@@ -389,7 +404,8 @@ class CompiledKernel:
         naive = compile_kernel(
             self.kernel, self.machine, extents, dtypes=dtypes, options=replace(self.options, fuse="none")
         )
-        return Explained(explain(made, naive, threads_of(self.machine)))
+        told = replace(made, remarks=(*made.remarks, *self.call_remarks))
+        return Explained(explain(told, naive, threads_of(self.machine)))
 
     def benchmark(
         self, *positional: object, against: Sequence[str] | None = None, **named: object
