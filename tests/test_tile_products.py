@@ -93,7 +93,7 @@ def test_every_number_of_rows_is_cut_into_blocks() -> None:
 
 
 def test_packed_operand_may_lie_anywhere() -> None:
-    panel = np.empty((64, 64), np.float32)
+    panel = np.empty((65, 64), np.float32)
     for m, n, k in SIZES:
         a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
         for x in laid_out(a):
@@ -107,7 +107,7 @@ def test_packed_operand_may_lie_anywhere() -> None:
 
 def test_a_few_rows_take_the_operand_where_it_lies() -> None:
     """Eight rows do, nine do not; columns fill whole groups of vectors and leave some over."""
-    panel = np.empty((64, 64), np.float32)
+    panel = np.empty((65, 64), np.float32)
     for m, n, k in ((1, 300, 64), (8, 150, 20), (9, 150, 20)):
         a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
         c = np.full((m + 2, WIDE_ROW), 7, np.float32)
@@ -144,7 +144,7 @@ def test_all_layouts_of_all_operands(m: int, n: int, k: int) -> None:
     """One code, which asks at run time: thin products by rows and by columns, copies of both operands, a result whose
     columns lie apart."""
     a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
-    left, panel = np.empty((96, 112), np.float32), np.empty((112, 64), np.float32)
+    left, panel = np.empty((96, 112), np.float32), np.empty((113, 64), np.float32)
     for c in laid_out(np.zeros((m + 2, n + 1), np.float32)):
         for x in laid_out(a):
             for y in laid_out(b):
@@ -175,7 +175,7 @@ def test_stacked_and_chained_matrices(shape: tuple[int, int], n: int, k: int) ->
     m, (stack, chain) = 11, shape
     a, b = drawn(np.float32, stack, chain, m, k), drawn(np.float32, chain, k, n)
     want = np.einsum("schk,ckn->shn", a, b)
-    left, panel = np.full((96, 112), np.nan, np.float32), np.full((112, 64), np.nan, np.float32)
+    left, panel = np.full((96, 112), np.nan, np.float32), np.full((113, 64), np.nan, np.float32)
     turned = [np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2) for x in (a, b)]
     rows_first = np.ascontiguousarray(a.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
     room = np.empty((stack, m + 2, 2 * n + 1), np.float32)
@@ -192,7 +192,7 @@ def test_stacked_and_chained_matrices(shape: tuple[int, int], n: int, k: int) ->
 
 def test_a_stack_of_adjoining_rows_is_one_matrix() -> None:
     a, b = drawn(np.float32, 4, 1, 13, 30), drawn(np.float32, 1, 30, 40)
-    left, panel = np.empty((96, 112), np.float32), np.empty((112, 64), np.float32)
+    left, panel = np.empty((96, 112), np.float32), np.empty((113, 64), np.float32)
     c = np.full((6 * 13, 40), 7, np.float32)
     inner = c[12:-14].reshape(4, 13, 40)  # results begin at row 1 of each
     several(inner, a, b, left, panel, 13, 40, 30, True)

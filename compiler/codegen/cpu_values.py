@@ -47,7 +47,11 @@ from .numba_text import (
 from .placement import Steps, depends_on_data, rebuild, run, transform
 
 PANEL_COLUMNS = 64
-"""Columns of the panels that products copy: what the accumulators of one row hold, on the machine with the widest."""
+"""A multiple of the columns of the panels that products copy, on every machine, and of those copied at a time."""
+COPY_COLUMNS = 2 * PANEL_COLUMNS
+"""So many columns are worth a copy of the rows that they are multiplied with."""
+COPIED_ROWS, SLIVER = 192, 6
+"""The most rows of one matrix that are copied at a time, and how many lie in a sliver: see `product_copies`."""
 LONGEST_CHAIN = 512
 """Steps of a panel, all of which one copy holds."""
 WHOLE_LANES = 16
@@ -369,21 +373,19 @@ class Values(Expressions):
     def _with_copies(self, p: Product, d: Dot) -> Product:
         """A product that packs, with room for what it copies and with the outer axes that it takes at once."""
         if p.i is None or p.a.lanes or self.columns is not None:
-            return replace(p, panel=self._panel(p.c.dtype, p.k, p.j, 1))
+            return replace(p, panel=self._panel(p.c.dtype, p.k, p.j, self._size(p.k), False))
         in_b = self.types.of(d.b).axes if p.j in self.types.of(d.b).axes else self.types.of(d.a).axes
         stacks = [x for x in p.outer if x in p.c.axes and x not in in_b and AxisIndex(x) in p.a.subscripts]
         stack = stacks[-1] if stacks else None
-        rows = self._size(p.i) * (self._size(stack) if stack else 1)
-        chain, room = None, None
-        # a copy of the rows is of no use where one panel has all columns
-        if min(rows, self._size(p.j)) > PANEL_COLUMNS:
-            chain = self._chain(p, d)
-            steps = self._size(p.k) * (self._size(chain) if chain else 1)
-            room = self._room(p.c.dtype, (p.i, p.k), (rows, steps))
+        rows, steps = self._slivers(p.i, stack), self._size(p.k)
+        tall = self._size(p.i) * (self._size(stack) if stack else 1) > COPIED_ROWS
+        copies = rows > WHOLE_LANES and self._size(p.j) >= COPY_COLUMNS
+        chain = self._chain(p, d) if copies else None
+        steps *= self._size(chain) if chain else 1
         return replace(
             p,
-            panel=self._panel(p.c.dtype, p.k, p.j, self._size(chain) if chain else 1),
-            left=room,
+            panel=self._panel(p.c.dtype, p.k, p.j, steps, copies and tall),
+            left=self._room(p.c.dtype, (p.i, p.k), (rows, steps)) if copies else None,
             outer=tuple(x for x in p.outer if x not in (stack, chain)),
             stack=stack,
             chain=chain,
@@ -441,15 +443,20 @@ class Values(Expressions):
         assert self._copied is not None
         return self._copied
 
-    def _panel(self, dtype: DType, k: str, j: str, chained: int) -> Buffer:
-        """Where products copy panels of an operand, those of a chain one below the other; one at a time, so those with the
-        same steps share it."""
-        columns = min(PANEL_COLUMNS, _whole(self._size(j)))
-        return self._shared_buffer("panel", dtype, (k, j), (chained * _whole(self._size(k)), columns))
+    def _slivers(self, i: str, stack: str | None) -> int:
+        """Rows of the slivers to which products copy so many rows at a time, of each matrix of a stack."""
+        whole = -(-self._size(i) // SLIVER) * SLIVER
+        return whole * self._size(stack) if stack else min(whole, COPIED_ROWS)
+
+    def _panel(self, dtype: DType, k: str, j: str, steps: int, kept: bool) -> Buffer:
+        """Where products copy panels of an operand: all of them, where they are kept for the next rows, or some at a time.
+        Beside the steps a panel has room for a line, so that panels are no power of two apart."""
+        columns = -(-self._size(j) // PANEL_COLUMNS) * PANEL_COLUMNS if kept else PANEL_COLUMNS
+        return self._shared_buffer("panel", dtype, (k, j), (_whole(steps) + 1, columns))
 
     def _room(self, dtype: DType, axes: tuple[str, str], sizes: tuple[int, int]) -> Buffer:
         """Where products copy the operand whose elements are taken one at a time."""
-        return self._shared_buffer("rows", dtype, axes, (sizes[0], _padded(sizes[1], dtype)))
+        return self._shared_buffer("rows", dtype, axes, (sizes[0], _whole(sizes[1])))
 
     def _shared_buffer(
         self, name: str, dtype: DType, axes: tuple[str, str], sizes: tuple[int, int]

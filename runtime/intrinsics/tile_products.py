@@ -10,8 +10,8 @@ it falls into.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,19 @@ from .matrices import call_once as _call_once
 from .matrices import i64 as _i64
 from .matrices import moved as _moved
 from .matrices import steps as _steps
+from .product_copies import (
+    COPIED_ROWS,
+    LINE,
+    SLIVER,
+    TOGETHER,
+    Left,
+    Panels,
+    Slivers,
+    least,
+    multiple,
+    prefetch,
+)
+from .product_copies import size_of as _size
 from .thin_products import Thin, multiply_add
 from .vectors import (
     I8,
@@ -67,8 +80,8 @@ EVEN = (6, 4)
 """Heights of blocks of which two of the second kind take two rows more than one of the first."""
 FEW = 8
 """Products of so few rows, columns or steps are thin: no operand is copied."""
-PANELS_PER_COPY = 8
-"""A panel of b and rows of a that are used by so many others are worth a copy of a, whose rows then lie closer."""
+ASKING = 8
+"""Steps along k after which a block asks for memory."""
 
 
 # ---------------------------------------------------------------- products
@@ -92,6 +105,19 @@ class Chain:
     length: Any = None
     a_apart: Any = None
     b_apart: Any = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a product: the first, how many, their operand and the stack whose matrices have them. `copies` where the
+    panels are still to be copied, `several` where other parts use the copies too (None: there are no parts)."""
+
+    first: Any
+    rows: Any
+    left: Left
+    stack: Stack | None
+    copies: Any = None
+    several: Any = None
 
 
 @dataclass(frozen=True)
@@ -190,110 +216,126 @@ class _Product:
         return Side(b.select(apart, copy.address, few.address), b.select(apart, row, few.row), size)
 
     def panels(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
-        """Panels of columns, and in each blocks of rows, the greatest first; columns left over go by masked vectors."""
-        c, (a, stack) = sides[0], self.readied(b, sides, counts)
-        m, n, k, fresh = counts
-        count = self.blocks.wide * self.lanes
-        with _steps(b, _i64(0), n, count) as j:
-            panel = self.panel(b, sides, j, k, _i64(count))
-            ahead = self.ahead(b, sides, j, counts)
-            self.matrices(b, (c.at(b, _i64(0), j), a, panel), (m, k, fresh), None, ahead, stack)
-        j = b._last_index
-        with b.if_then(b.icmp_signed("<", j, n)):
-            self.vectors(b, sides, a, counts, j, stack)
+        """In each part of the rows, panels of columns, and in each of those blocks of rows; columns left over go by masked
+        vectors. All parts read the same panels, which the first of them has copied."""
+        c, (_, n, k, fresh), count = sides[0], counts, self.blocks.wide * self.lanes
+        whole = b.sub(n, b.srem(n, _i64(count)))
+        with self.parts(b, sides, counts) as part:
+            out, heights = c.at(b, part.first, _i64(0)), (part.rows, k, fresh)
+            with _steps(b, _i64(0), n, count) as j:
+                panel = self.panel(b, sides, j, k, part, whole)
+                ahead = self.ahead(b, panel, k, part.rows)
+                self.matrices(b, (out.at(b, _i64(0), j), part.left, panel), heights, None, ahead, part.stack)
+            j = b._last_index
+            with b.if_then(b.icmp_signed("<", j, n)):
+                self.vectors(b, [out, *sides[1:]], counts, j, part)
 
     def singly(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """All columns by masked vectors, for a c whose columns lie apart."""
         count = self.blocks.wide * self.lanes
-        a, stack = self.readied(b, sides, counts) if self.several else (sides[1], None)
-        with _steps(b, _i64(0), b.add(counts[1], _i64(count - 1)), count) as j:
-            self.vectors(b, sides, a, counts, j, stack)
+        with self.parts(b, sides, counts) as part:
+            out = sides[0].at(b, part.first, _i64(0))
+            with _steps(b, _i64(0), b.add(counts[1], _i64(count - 1)), count) as j:
+                self.vectors(b, [out, *sides[1:]], counts, j, part)
 
-    def vectors(
-        self, b: Builder, sides: list[Side], a: Side, counts: list[Any], j: Any, stack: Stack | None
-    ) -> None:
+    def vectors(self, b: Builder, sides: list[Side], counts: list[Any], j: Any, part: _Part) -> None:
         """The columns from j on, a panel at most, by masked vectors."""
-        m, n, k, fresh = counts
+        _, n, k, fresh = counts
         count = _i64(self.blocks.wide * self.lanes)
         width = call(b, "llvm.smin.i64", I64, [b.sub(n, j), count])
-        panel, out = self.panel(b, sides, j, k, width), sides[0].at(b, _i64(0), j)
+        panel, out = (
+            self.panel(b, sides, j, k, part, b.add(j, width), single=True),
+            sides[0].at(b, _i64(0), j),
+        )
         with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
             mask = first_lanes(b, b.sub(width, v), self.lanes)
-            narrow = out.at(b, _i64(0), v), a, panel.at(b, _i64(0), v)
-            self.matrices(b, narrow, (m, k, fresh), mask, None, stack)
+            narrow = out.at(b, _i64(0), v), part.left, panel.at(b, _i64(0), v)
+            self.matrices(b, narrow, (part.rows, k, fresh), mask, None, part.stack)
 
-    def readied(self, b: Builder, sides: list[Side], counts: list[Any]) -> tuple[Side, Stack | None]:
-        """a with dense columns: where it lies, or a copy where there is room for one and enough columns of b to use it, or
-        where it is a chain. With it the stack, whose matrices the copy brings near each other."""
+    # -- the operand whose elements are taken one at a time
+
+    @contextmanager
+    def parts(self, b: Builder, sides: list[Side], counts: list[Any]) -> Iterator[_Part]:
+        """A loop over parts of the rows whose copy a core's own cache holds; all rows at once where a is read in place."""
+        m, _, k, _ = counts
         if len(sides) < 5:
-            return sides[1], self.stack
-        (_, a, _, _, space), (m, n, k, _), stack = sides, counts, self.stack
-        size = _i64(_size(self.t))
-        often = b.icmp_signed(">=", n, _i64(PANELS_PER_COPY * self.blocks.wide * self.lanes))
-        pays = b.or_(often, b.icmp_signed("!=", a.column, size))
-        if self.chain is not None:
-            pays = b.or_(pays, b.icmp_signed(">", self.chain.count, _i64(1)))
-        with b.if_then(pays):
-            self.copied(b, space, a, m, k)
-        if stack is not None:
-            stack = replace(stack, a_apart=b.select(pays, b.mul(m, space.row), stack.a_apart))
-        return Side(b.select(pays, space.address, a.address), b.select(pays, space.row, a.row), size), stack
+            yield _Part(_i64(0), m, Left(sides[1]), self.stack)
+            return
+        parts = b.udiv(b.add(m, _i64(COPIED_ROWS - 1)), _i64(COPIED_ROWS))
+        several = b.icmp_signed(">", parts, _i64(1))
+        even = b.udiv(b.add(m, b.sub(parts, _i64(1))), b.select(several, parts, _i64(1)))
+        height = multiple(b, even, SLIVER)
+        with _steps(b, _i64(0), parts, 1) as number:
+            first = b.mul(number, height)
+            rows = least(b, height, b.sub(m, first))
+            left, stack = self.copied(b, sides[4], sides[1].at(b, first, _i64(0)), rows, k)
+            yield _Part(first, rows, left, stack, b.icmp_signed("==", number, _i64(0)), several)
 
-    def copied(self, b: Builder, space: Side, a: Side, m: Any, k: Any) -> None:
-        """Copy a; the matrices of a stack one below the other, those of a chain beside each other, so that nothing may be
-        written beyond one."""
-        assert self.pack is not None
-        copy = replace(self.pack, source=self.t, widen=_same, exact=self.chain is not None)
-        size = _i64(_size(self.t))
+    def copied(self, b: Builder, space: Side, a: Side, m: Any, k: Any) -> tuple[Left, Stack | None]:
+        """Copy a in slivers: those of a stack one below the other, those of a chain as one matrix of more columns."""
+        size, stack = _i64(_size(self.t)), self.stack
+        row = b.mul(k, size)
+        apart = b.mul(multiple(b, m, SLIVER), row)
+        to, steps = Side(space.address, row, size), k
         with ExitStack() as loops:
-            if self.stack is not None:
-                s = loops.enter_context(_steps(b, _i64(0), self.stack.count, 1))
-                a = replace(a, address=_moved(b, a.address, s, self.stack.a_apart))
-                space = replace(space, address=_moved(b, space.address, s, b.mul(m, space.row)))
+            if stack is not None:
+                s = loops.enter_context(_steps(b, _i64(0), stack.count, 1))
+                a = replace(a, address=_moved(b, a.address, s, stack.a_apart))
+                to = replace(to, address=_moved(b, to.address, s, apart))
             if self.chain is not None:
-                p, k = loops.enter_context(_steps(b, _i64(0), self.chain.count, 1)), self.chain.length
+                p, steps = loops.enter_context(_steps(b, _i64(0), self.chain.count, 1)), self.chain.length
                 a = replace(a, address=_moved(b, a.address, p, self.chain.a_apart))
-                space = replace(space, address=_moved(b, space.address, b.mul(p, k), size))
-            copy.call(b, space, a, [m, k])
+                to = replace(to, address=_moved(b, to.address, b.mul(p, steps), _i64(SLIVER * _size(self.t))))
+            Slivers(self.t).copy(b, to, a, [m, steps])
+        stack = None if stack is None else replace(stack, a_apart=apart)
+        return Left(Side(space.address, row, size), in_slivers=True), stack
 
-    def panel(self, b: Builder, sides: list[Side], j: Any, k: Any, width: Any) -> Side:
-        """Columns j and on of b, with dense rows."""
-        panel = sides[2].at(b, _i64(0), j)
+    # -- the operand that is read by vectors
+
+    def panel(
+        self, b: Builder, sides: list[Side], j: Any, k: Any, part: _Part, end: Any, single: bool = False
+    ) -> Side:
+        """The panel of b's column j, with dense rows; several whole ones before `end` are copied at a time, or a `single`
+        one that may have fewer columns."""
+        given = sides[2].at(b, _i64(0), j)
         if self.pack is None:
-            return panel
-        room, row = sides[3], _i64(self.run)
-        if isinstance(room.row, ir.Constant) and room.row.constant > row.constant:
-            room = replace(room, row=row)  # rows apart would fall into few sets of the first cache
-        if self.chain is None:
-            self.pack.call(b, room, panel, [k, width])
-            return room
-        with _steps(b, _i64(0), self.chain.count, 1) as p:
-            part = replace(panel, address=_moved(b, panel.address, p, self.chain.b_apart))
-            to = room.at(b, b.mul(p, self.chain.length), _i64(0))
-            self.pack.call(b, to, part, [self.chain.length, width])
+            return given
+        run, columns = _i64(self.run), self.blocks.wide * self.lanes
+        stride = b.add(b.mul(k, run), _i64(LINE))  # not 2^n apart, which would be the same sets of a cache
+        together = 1 if single or not self.pack.runs_along(given) else max(1, TOGETHER // columns)
+        number = b.udiv(j, _i64(columns))
+        among = b.urem(number, _i64(together))
+        place = among if part.several is None else b.select(part.several, number, among)
+        room = Side(_moved(b, sides[3].address, place, stride), run, _i64(_size(self.t)))
+        due = b.icmp_signed("==", among, _i64(0))
+        with b.if_then(due if part.copies is None else b.and_(due, part.copies)):
+            width = least(b, b.sub(end, j), _i64(together * columns))
+            self.copy_panels(b, Side(room.address, stride, run), given, k, width)
         return room
 
-    def ahead(self, b: Builder, sides: list[Side], j: Any, counts: list[Any]) -> Callable[[Any], Runs] | None:
-        """By rows of c, what the next panel is copied from, a share for each block of rows: the columns beside, or after the
-        last ones the first of the next rows. None where a panel's source has no dense runs that are known."""
-        if self.pack is None or self.chain is not None:
+    def copy_panels(self, b: Builder, to: Side, given: Side, k: Any, width: Any) -> None:
+        """Copy columns of b, those of a chain as one matrix of more rows, to panels `to.row` bytes apart, whose rows are
+        `to.column` apart."""
+        assert self.pack is not None
+        panels = Panels(self.pack, self.blocks.wide)
+        with ExitStack() as loops:
+            if self.chain is not None:
+                p, k = loops.enter_context(_steps(b, _i64(0), self.chain.count, 1)), self.chain.length
+                given = replace(given, address=_moved(b, given.address, p, self.chain.b_apart))
+                to = replace(to, address=_moved(b, to.address, b.mul(p, k), to.column))
+            panels.copy(b, to, given, [k, width])
+
+    def ahead(self, b: Builder, panel: Side, k: Any, m: Any) -> Callable[[Any], Runs] | None:
+        """By rows of c, what of the next panel to ask for: a share for each block of rows."""
+        if self.pack is None:
             return None
-        right, (m, n, k, _) = sides[2], counts
-        count = _i64(self.blocks.wide * self.lanes)
-        beside = b.add(j, count)
-        last = b.icmp_signed(">", b.add(beside, count), n)
-        place = right.at(b, b.select(last, k, _i64(0)), b.select(last, _i64(0), beside))
-        size, height = _i64(_size(self.pack.source)), _i64(self.blocks.rows[0])
-        along = _is_known(right.column, size)
-        if not along and not _is_known(right.row, size):
-            return None
-        lines, distance = (k, place.row) if along else (count, place.column)
+        run, height = _i64(self.run), _i64(self.blocks.rows[0])
+        following = _moved(b, panel.address, k, run, _i64(1), _i64(LINE))
         blocks = b.add(b.udiv(m, height), _i64(1))
-        share = b.udiv(b.add(lines, b.sub(blocks, _i64(1))), blocks)
+        share = b.udiv(b.add(k, b.sub(blocks, _i64(1))), blocks)
 
         def wanted(i: Any) -> Runs:
-            first = b.mul(b.udiv(i, height), share)
-            return Runs(_moved(b, place.address, first, distance), distance if along else _i64(self.run))
+            return Runs(_moved(b, following, b.mul(b.udiv(i, height), share), run), run)
 
         return wanted
 
@@ -305,7 +347,7 @@ class _Product:
     def matrices(
         self,
         b: Builder,
-        sides: tuple[Side, Side, Side],
+        sides: tuple[Side, Left, Side],
         counts: tuple[Any, Any, Any],
         mask: Any,
         ahead: Callable[[Any], Runs] | None,
@@ -318,13 +360,12 @@ class _Product:
         c, a, panel = sides
         with _steps(b, _i64(0), stack.count, 1) as s:
             out = replace(c, address=_moved(b, c.address, s, stack.c_apart))
-            left = replace(a, address=_moved(b, a.address, s, stack.a_apart))
-            self.rows(b, (out, left, panel), counts, mask, ahead)
+            self.rows(b, (out, a.moved(b, s, stack.a_apart), panel), counts, mask, ahead)
 
     def rows(
         self,
         b: Builder,
-        sides: tuple[Side, Side, Side],
+        sides: tuple[Side, Left, Side],
         counts: tuple[Any, Any, Any],
         mask: Any,
         ahead: Callable[[Any], Runs] | None,
@@ -333,6 +374,9 @@ class _Product:
         c, a, right = sides
         m, k, fresh = counts
         heights, wide = (self.blocks.rows, self.blocks.wide) if mask is None else (self.blocks.narrow, 1)
+        if a.in_slivers:
+            heights = tuple(x for x in heights if x <= SLIVER)
+            heights = heights if heights[0] == SLIVER else (SLIVER, *heights)
         done = _i64(0)
         even = self.pack is None and heights[:2] == EVEN and 2 * wide < IN_FLIGHT
         for height in heights if not even else (*EVEN, 1):
@@ -343,7 +387,7 @@ class _Product:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, (a.at(b, i, _i64(0)), right), (k, fresh), wide, mask, wanted)
+                self.block(b, places, (a.block(b, i, height), right), (k, fresh), wide, mask, wanted)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -406,18 +450,16 @@ class _Product:
         k: Any,
         wanted: tuple[Runs, Runs],
     ) -> tuple[Any, list[Any]]:
-        """The loop along k by whole lines of a; in each step it asks for one run, of the first kind as many as the block has
-        rows, then of the second. All at once they would hold up the reads of b for as long as one takes."""
+        """The loop along k; after every `ASKING` steps it asks for one run, of the first kind as many as the block has rows,
+        then of the second. All at once they would hold up the reads of b for as long as one takes."""
         rows = len(start[1]) // self.blocks.wide
         first, then = wanted
-        line = LINE // _size(self.t)
 
         def ask(step: Any, values: list[Any]) -> list[Any]:
             *sums, address, distance, count = values
             for at in range(0, self.run, LINE):
                 prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
-            end, wide, unroll = b.add(step, _i64(line)), self.blocks.wide, self.blocks.unroll
-            _, sums = self.along_k(b, (step, sums), operands, end, wide, None, unroll)
+            sums = self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
             count = b.add(count, _i64(1))
             turn = b.icmp_signed("==", count, _i64(rows))
             following = b.gep(address, [distance], source_etype=I8)
@@ -429,7 +471,7 @@ class _Product:
             ]
 
         values = [*start[1], first.address, first.distance, _i64(0)]
-        step, values = folded_steps(b, start[0], k, line, values, ask)
+        step, values = folded_steps(b, start[0], k, ASKING, values, ask)
         return step, values[:-3]
 
     def along_k(
@@ -445,13 +487,26 @@ class _Product:
         """A loop along k while `together` steps fit: from the first step and the accumulators to those behind it."""
 
         def step(at: Any, sums: list[Any]) -> list[Any]:
-            a, right = operands
-            for u in range(together):
-                here = b.add(at, _i64(u))
-                sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
-            return sums
+            return self.unrolled(b, at, sums, operands, wide, mask, together)
 
         return folded_steps(b, start[0], k, together, start[1], step)
+
+    def unrolled(
+        self,
+        b: Builder,
+        at: Any,
+        sums: list[Any],
+        operands: tuple[Side, Side],
+        wide: int,
+        mask: Any,
+        together: int,
+    ) -> list[Any]:
+        """The accumulators after so many steps along k."""
+        a, right = operands
+        for u in range(together):
+            here = b.add(at, _i64(u))
+            sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
+        return sums
 
     def products(self, b: Builder, sums: list[Any], a: Side, right: Side, wide: int, mask: Any) -> list[Any]:
         """The accumulators after one step along k."""
@@ -485,21 +540,6 @@ class Runs:
     distance: Any
 
 
-LINE = 64
-"""Bytes of a cache line."""
-
-
-def prefetch(b: Builder, address: Any) -> None:
-    """Ask for the cache line at an address, which need not exist."""
-    words = [ir.Constant(I32, x) for x in (0, 3, 1)]  # to read, to all caches, data
-    call(b, "llvm.prefetch.p0", ir.VoidType(), [address, *words])
-
-
-def _size(t: Any) -> int:
-    """Bytes of an LLVM element type."""
-    return 8 if t == ir.DoubleType() else 4 if t == ir.FloatType() else max(1, int(t.width) // 8)
-
-
 # ---------------------------------------------------------------- copies
 
 
@@ -516,6 +556,10 @@ class _Pack:
     @property
     def lanes(self) -> int:
         return REGISTER_BYTES // _size(self.t)
+
+    def runs_along(self, given: Side) -> bool:
+        """Are the source's columns known to be dense?"""
+        return _is_known(given.column, _i64(_size(self.source)))
 
     def call(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
         """`body` for a `to` with dense columns, as a function of the module."""
