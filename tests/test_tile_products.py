@@ -138,13 +138,16 @@ def anywhere(c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: A
         (20, 30, 0),
         (9, 530, 18),
         (33, 64, 100),
+        (3, 40, 19),
+        (400, 150, 21),
     ],
 )
 def test_all_layouts_of_all_operands(m: int, n: int, k: int) -> None:
-    """One code, which asks at run time: thin products by rows and by columns, copies of both operands, a result whose
-    columns lie apart."""
+    """One code, which asks at run time: thin products by rows and by columns, copies of both operands, rows in several
+    parts that share the copy of b, a result whose columns lie apart. Rooms hold NaN where nothing was copied."""
     a, b = drawn(np.float32, m, k), drawn(np.float32, k, n)
-    left, panel = np.empty((96, 112), np.float32), np.empty((113, 64), np.float32)
+    left = np.full((192, 112), np.nan, np.float32)
+    panel = np.full((113, -(-n // 64) * 64), np.nan, np.float32)
     for c in laid_out(np.zeros((m + 2, n + 1), np.float32)):
         for x in laid_out(a):
             for y in laid_out(b):
@@ -154,6 +157,27 @@ def test_all_layouts_of_all_operands(m: int, n: int, k: int) -> None:
                     np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
                 assert (c[1 : m + 1, n] == 7).all()
                 assert (c[[0, m + 1]] == 7).all()
+
+
+@njit("void(f8[:,::1], f8[:,:], f8[:,::1], f8[:,::1], f8[:,::1], i8, i8, i8)")
+def wider(c: Any, a: Any, b: Any, left: Any, panel: Any, m: Any, n: Any, k: Any) -> None:
+    multiply_packing(
+        matrix(c, (0, 0), 0, 1, 0), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, 0),
+        matrix(left, (0, 0), 0, 1, 0), matrix(panel, (0, 0), 0, 1, 0), m, n, k, True,
+    )  # fmt: skip
+
+
+def test_slivers_of_wider_elements() -> None:
+    """Fewer of them fill a vector and the pieces of a sliver's columns; nothing is written behind the room."""
+    m, n, k = 200, 140, 37
+    a, b = drawn(np.float64, m, k), drawn(np.float64, k, n)
+    panel = np.full((k + 2, 192), np.nan)
+    for x in laid_out(a):
+        c, left = np.empty((m, n)), np.full((193, k), np.nan)
+        left[192] = 7
+        wider(c, x, b, left, panel, m, n, k)
+        np.testing.assert_array_equal(c, a @ b)
+        assert (left[192] == 7).all()
 
 
 @njit("void(f4[:,:,:], f4[:,:,:,:], f4[:,:,:], f4[:,::1], f4[:,::1], i8, i8, i8, b1)")

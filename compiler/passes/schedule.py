@@ -350,7 +350,8 @@ def _cpu_product_tiles(
         if stack > 1:
             return replace(best, row=_whole(lengths[0]), stack=stack)
     row, column = best.row, best.column
-    while others * -(-lengths[0] // row) * -(-lengths[1] // column) < FEWEST_TASKS and max(row, column) > 64:
+    fewest = FEWEST_THIN_TASKS if thin is not None and lengths[0] <= FEW_ROWS else FEWEST_TASKS
+    while others * -(-lengths[0] // row) * -(-lengths[1] // column) < fewest and max(row, column) > 64:
         if min(row, lengths[0]) * min(column, lengths[1]) * depth < LARGEST_TASK:
             break
         row, column = (row, column // 2) if column > (row - 1 if even else 64) else (row // 2, column)
@@ -379,6 +380,9 @@ def _whole(length: int) -> int:
 
 LARGEST_TASK = 1 << 21
 """Products of a task that is not cut further: some 30 µs."""
+THIN_COLUMNS = 4096
+"""Rows of the other operand that lie one after another in memory come faster the longer they are."""
+FEWEST_THIN_TASKS = 2
 THIN_VOLUME = 1 << 20
 """The most elements of an operand's tile in a product with few rows or columns."""
 
@@ -388,7 +392,7 @@ def _thin_tiles(lengths: list[int], depth: int) -> TileSizes | None:
     if not 0 < min(lengths) <= FEW_ROWS:
         return None
     short = lengths[0] <= FEW_ROWS
-    row, column = (FEW_ROWS, 2 * CPU_TILES.column) if short else (CPU_TILES.row // 2, FEW_ROWS)
+    row, column = (FEW_ROWS, THIN_COLUMNS) if short else (CPU_TILES.row // 2, FEW_ROWS)
     whole = -(-depth // CPU_TILES.inner) * CPU_TILES.inner
     inner = min(THIN_VOLUME // max(row, column), whole)
     return replace(CPU_TILES, row=row, column=column, inner=inner, volume=THIN_VOLUME)

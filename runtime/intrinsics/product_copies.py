@@ -21,7 +21,7 @@ COPIED_ROWS = 192
 TOGETHER = 64
 """Columns of b that are copied at a time: neighbouring lines, which come faster than one from each row."""
 ROWS_AHEAD = 4
-"""The copy of a row asks for the row so far below, which often lies on another page: the processor asks for nothing there."""
+"""The copy of a row asks for the row so far below: that often lies on a page where the processor asks for nothing."""
 LINE = 64
 """Bytes of a cache line."""
 GROUP_BYTES = 16

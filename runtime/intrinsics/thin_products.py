@@ -7,7 +7,7 @@ in turn for what they are called after, so that a matrix that lies turned is a m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 from llvmlite import ir
 
 from .matrices import Builder, Side, folded_steps, i64, routine, steps
+from .product_copies import LINE, prefetch
 from .vectors import (
+    I8,
     REGISTER_BYTES,
     broadcast,
     call,
@@ -30,6 +32,10 @@ from .vectors import (
 
 ROWS_TOGETHER = 8
 """So many rows of b are added to a row of c at a time."""
+TOGETHER_OF_TWO = 4
+"""So many rows of b are added to two rows of c at a time."""
+LONG = 16
+"""Steps from which on it is worth while to clear c first."""
 DOTS_TOGETHER, VECTORS_TOGETHER = 4, 2
 """So many rows are multiplied with one at a time, so many vectors of each."""
 
@@ -71,44 +77,101 @@ class Thin:
     def _stream(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         c, a, right = self.dense(sides[0]), sides[1], self.dense(sides[2])
         m, n, k, fresh = counts
-        with b.if_then(b.and_(fresh, b.icmp_signed("==", k, i64(0)))), steps(b, i64(0), m, 1) as i:
+        several = b.and_(b.icmp_signed(">", m, i64(1)), b.icmp_signed(">=", k, i64(LONG)))
+        with b.if_then(b.and_(fresh, b.or_(several, b.icmp_signed("==", k, i64(0))))):
+            self.clear(b, c, m, n)
+        sets = b.and_(fresh, b.not_(several))
+        done = b.select(several, b.sub(k, b.urem(k, i64(TOGETHER_OF_TWO))), i64(0))
+        self.pairs(b, (c, a, right), m, n, done)
+        for group in (ROWS_TOGETHER, 1):
+            with steps(b, done, k, group) as step:
+                first = b.and_(sets, b.icmp_signed("==", step, i64(0)))
+                with steps(b, i64(0), m, 1) as i:
+                    row, left, rows = c.at(b, i, i64(0)), a.at(b, i, step), right.at(b, step, i64(0))
+                    with b.if_else(first) as (then, otherwise):
+                        with then:
+                            self.add_rows(b, row, left, rows, (1, group), n, True)
+                        with otherwise:
+                            self.add_rows(b, row, left, rows, (1, group), n, False)
+            done = b._last_index
+
+    def clear(self, b: Builder, c: Side, m: Any, n: Any) -> None:
+        """c = 0."""
+        with steps(b, i64(0), m, 1) as i:
             self.along(
                 b,
                 c.at(b, i, i64(0)),
                 n,
                 lambda at, j, mask: write_dense(b, constant(self.vector, 0), at.address, mask),
             )
-        done = i64(0)
-        for group in (ROWS_TOGETHER, 1):
-            with steps(b, done, k, group) as step:
-                sets = b.and_(fresh, b.icmp_signed("==", step, i64(0)))
-                with steps(b, i64(0), m, 1) as i:
-                    row, left, rows = c.at(b, i, i64(0)), a.at(b, i, step), right.at(b, step, i64(0))
-                    with b.if_else(sets) as (then, otherwise):
-                        with then:
-                            self.add_rows(b, row, left, rows, group, n, True)
-                        with otherwise:
-                            self.add_rows(b, row, left, rows, group, n, False)
-            done = b._last_index
 
-    def add_rows(self, b: Builder, c: Side, a: Side, right: Side, group: int, n: Any, sets: bool) -> None:
-        """c[0] (+)= Σ a[0, u] · right[u] over a group of rows of `right`."""
-        left = [self.spread(b, a.at(b, i64(0), i64(u))) for u in range(group)]
+    def pairs(self, b: Builder, sides: tuple[Side, Side, Side], m: Any, n: Any, end: Any) -> None:
+        """c += a · right over the rows of `right` before `end`, a few of them for two rows of c at a time: where rows lie
+        2^n bytes apart, a set of the first cache holds no more."""
+        c, a, right = sides
+        group = TOGETHER_OF_TWO
+        with steps(b, i64(0), end, group) as step:
+            rows, following = right.at(b, step, i64(0)), right.at(b, b.add(step, i64(group)), i64(0))
+            i = i64(0)
+            for tall in (2, 1):
+                with steps(b, i, m, tall) as i:
+                    # four rows of c that take their turns ask for all of the next rows
+                    half = b.udiv(i, i64(2))
+                    ahead = [following.at(b, b.add(half, i64(r)), i64(0)) for r in (0, group // 2)]
+                    self.add_rows(
+                        b, c.at(b, i, i64(0)), a.at(b, i, step), rows, (tall, group), n, False, ahead
+                    )
+                i = b._last_index
+
+    def add_rows(
+        self,
+        b: Builder,
+        c: Side,
+        a: Side,
+        right: Side,
+        shape: tuple[int, int],
+        n: Any,
+        sets: bool,
+        ahead: Sequence[Side] = (),
+    ) -> None:
+        """c[i] (+)= Σ a[i, u] · right[u] for so many rows of c and of `right`; rows `ahead` are asked for on the way."""
+        tall, group = shape
+        left = [[self.spread(b, a.at(b, i64(i), i64(u))) for u in range(group)] for i in range(tall)]
 
         def add(at: Side, column: Any, mask: Any) -> None:
-            total = constant(self.vector, 0) if sets else read_dense(b, at.address, self.t, self.lanes, mask)
-            for u, x in enumerate(left):
+            places = [at.at(b, i64(i), i64(0)).address for i in range(tall)]
+            totals = [
+                constant(self.vector, 0) if sets else read_dense(b, p, self.t, self.lanes, mask)
+                for p in places
+            ]
+            for u in range(group):
                 y = read_dense(b, right.at(b, i64(u), column).address, self.t, self.lanes, mask)
-                total = multiply_add(b, x, y, total)
-            write_dense(b, total, at.address, mask)
+                totals = [multiply_add(b, x[u], y, total) for x, total in zip(left, totals, strict=True)]
+            for p, total in zip(places, totals, strict=True):
+                write_dense(b, total, p, mask)
 
-        self.along(b, c, n, add)
+        self.along(b, c, n, add, ahead)
 
-    def along(self, b: Builder, row: Side, n: Any, body: Callable[[Side, Any, Any], None]) -> None:
-        """Visit a row by vectors, the last one through a mask."""
-        with steps(b, i64(0), n, self.lanes) as j:
-            body(row.at(b, i64(0), j), j, None)
-        j = b._last_index
+    def along(
+        self,
+        b: Builder,
+        row: Side,
+        n: Any,
+        body: Callable[[Side, Any, Any], None],
+        ahead: Sequence[Side] = (),
+    ) -> None:
+        """Visit a row by vectors, the last one through a mask, and ask for the same columns of others."""
+        j = i64(0)
+        for together in (VECTORS_TOGETHER, 1):
+            count = together * self.lanes
+            with steps(b, j, n, count) as j:
+                for other in ahead if together > 1 else ():
+                    for line in range(0, count * self.size, LINE):
+                        prefetch(b, b.gep(other.at(b, i64(0), j).address, [i64(line)], source_etype=I8))
+                for v in range(together):
+                    column = b.add(j, i64(v * self.lanes))
+                    body(row.at(b, i64(0), column), column, None)
+            j = b._last_index
         with b.if_then(b.icmp_signed("<", j, n)):
             body(row.at(b, i64(0), j), j, first_lanes(b, b.sub(n, j), self.lanes))
 
