@@ -344,7 +344,7 @@ def _cpu_product_tiles(
     thin = _thin_tiles(lengths, depth)
     best = thin or (best if even else _wide_tiles(region))
     if thin is None and not even:
-        best = _deep_tiles(best, depth)
+        best = _deep_tiles(_narrow_tiles(best, lengths[1]), depth)
         matrices = axis_size(graph, roles.stacked, sizes) or 1 if roles.stacked is not None else 1
         stack = _stack(lengths, matrices, others)
         if stack > 1:
@@ -367,6 +367,11 @@ def _stack(lengths: list[int], matrices: int, tasks: int) -> int:
     if not 0 < lengths[0] <= STACKED_ROWS // 2 or lengths[1] <= CPU_COLUMNS // 4:
         return 1
     return min(STACKED_ROWS // _whole(lengths[0]), matrices, max(1, tasks // (2 * FEWEST_TASKS)))
+
+
+def _narrow_tiles(s: TileSizes, columns: int) -> TileSizes:
+    """A tile says when columns are too few for a copy of the rows that meet them (`cpu_values.COPY_COLUMNS`)."""
+    return replace(s, column=min(s.column, max(64, 1 << (columns - 1).bit_length()))) if columns else s
 
 
 def _deep_tiles(s: TileSizes, depth: int) -> TileSizes:
