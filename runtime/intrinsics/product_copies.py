@@ -210,12 +210,26 @@ class Panels:
     def copy(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
         """Panels `to.row` bytes apart whose rows are `to.column` apart, from [rows, columns] of `given`; columns that fill
         no panel go to one by themselves."""
-        pack = self.pack
-        if not pack.runs_along(given):
-            pack.call(b, Side(to.address, to.column, i64(size_of(pack.t))), given, counts)
-            return
+        pack, size = self.pack, i64(size_of(self.pack.source))
         name = f"panels.{pack.source}.{pack.t}.{pack.widen.__name__}"
-        routine(b, name, [to, given], counts, self._copy)
+        if pack.runs_along(given):
+            routine(b, name, [to, given], counts, self._copy)
+        elif isinstance(given.column, ir.Constant):
+            self.singly(b, to, given, counts)
+        else:
+            with b.if_else(b.icmp_signed("==", given.column, size)) as (dense, other):
+                with dense:
+                    routine(b, name, [to, given], counts, self._copy)
+                with other:
+                    self.singly(b, to, given, counts)
+
+    def singly(self, b: Builder, to: Side, given: Side, counts: list[Any]) -> None:
+        """One panel after another."""
+        pack, (rows, columns), count = self.pack, counts, self.wide * self.pack.lanes
+        with steps(b, i64(0), b.add(columns, i64(count - 1)), count) as c:
+            place = moved(b, to.address, b.udiv(c, i64(count)), to.row)
+            width = least(b, b.sub(columns, c), i64(count))
+            pack.call(b, Side(place, to.column, i64(size_of(pack.t))), given.at(b, i64(0), c), [rows, width])
 
     def _copy(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         pack, (to, given), (rows, columns) = self.pack, sides, counts

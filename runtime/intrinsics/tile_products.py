@@ -302,7 +302,8 @@ class _Product:
             return given
         run, columns = _i64(self.run), self.blocks.wide * self.lanes
         stride = b.add(b.mul(k, run), _i64(LINE))  # not 2^n apart, which would be the same sets of a cache
-        together = 1 if single or not self.pack.runs_along(given) else max(1, TOGETHER // columns)
+        lies_across = isinstance(given.column, ir.Constant) and not self.pack.runs_along(given)
+        together = 1 if single or lies_across else max(1, TOGETHER // columns)
         number = b.udiv(j, _i64(columns))
         among = b.urem(number, _i64(together))
         place = among if part.several is None else b.select(part.several, number, among)
