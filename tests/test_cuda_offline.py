@@ -205,7 +205,8 @@ def test_a_product_runs_on_the_matrix_units(target: str) -> None:
     assert len(re.findall(r"\bLDSM\.16\.(?:MT88|M88)\.4", sass)) == 4 * (2 + 2)
     assert len(re.findall(r"\bLDGSTS\.E\.BYPASS(?:\.LTC128B)?\.128", sass)) == 3 * 8
     assert "LDL" not in sass
-    assert kernel.dynamic_shared_bytes == 3 * 2 * 64 * 72 * 2
+    reserved = 1024 if target == "cuda:sm_90a" else 0  # the driver's, which the assembler counts there
+    assert kernel.shared_bytes - reserved == 3 * 2 * 64 * 64 * 2
 
 
 @needs_toolkit

@@ -12,7 +12,9 @@ import pytest
 
 import tileloom as tl
 from tileloom.compiler.codegen.mma import why_not
+from tileloom.compiler.codegen.shared_memory import Buffer
 from tileloom.compiler.codegen.simt import generate
+from tileloom.compiler.codegen.simt_source import Staged
 from tileloom.compiler.interpreter import tile
 from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
@@ -92,6 +94,48 @@ def test_weights_go_from_product_to_product_in_registers(size: tuple[int, int], 
     source = generate(parse_module(ATTENTION), SM_80)
     assert "pack_f16(" in source
     assert "p_shared" not in source
+
+
+LINES = """module g { tile g(a: bf16[A], b: bf16[B], c: out f32[M, N]) {
+    extents M, K, N
+    tier mma
+    for m in M by 64, n in N by 128 parallel {
+        for k in K by 64 carry (s: f32[m, n] = fill(0.0)) {
+            yield s + dot[k](load a[a], load b[b])
+        }
+        store c[m, n] = s
+    }
+} }"""
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+@pytest.mark.parametrize("b", ["K, N", "N, K"])
+@pytest.mark.parametrize("a", ["M, K", "K, M"])
+def test_products_of_tiles_in_lines(a: str, b: str, preferred: bool) -> None:
+    """Tiles of 64 and 128 columns lie in lines of 128 bytes, rows or columns along the sum."""
+    text = LINES.replace("[A]", f"[{a}]").replace("[B]", f"[{b}]")
+    text = text.replace("a[a]", f"a[{a.lower()}]").replace("b[b]", f"b[{b.lower()}]")
+    source = generate(parse_module(text), SM_80)
+    tiles = {"M": 64, "N": 128, "K": 64}
+    size = sum(tiles[x[0]] * tiles[x[1]] for x in (a.split(", "), b.split(", ")))
+    assert f"# {3 * 2 * size} bytes of shared memory" in source  # three slots without padding
+    sizes = {"M": 72, "N": 40, "K": 136} if preferred else {"M": 40, "N": 100, "K": 70}
+    inputs = {n: drawn(*(sizes[x] for x in own.split(", "))) for n, own in (("a", a), ("b", b))}
+    assert worst(text, inputs, {}, preferred) == 0
+
+
+def test_a_line_has_each_element_once_and_eight_rows_meet_no_bank_twice() -> None:
+    rows, columns = 16, 128
+    tile_of = Staged(Buffer("t", DType.BF16, 0, 3 * rows * columns), ("m", "k"), (columns, 1), "", rows * 64)
+    places = np.array([[eval(tile_of.place(str(i), str(j))) for j in range(columns)] for i in range(rows)])
+    assert sorted(places.ravel()) == list(range(rows * columns))
+    sixteen_bytes = places[:, ::8] * 2 // 16
+    assert np.array_equal(places[:, ::8] + 7, places[:, 7::8])  # eight columns lie side by side
+    for first in (0, 8):
+        for column in range(columns // 8):
+            assert len(set(sixteen_bytes[first : first + 8, column] % 8)) == 8
+    lines = places * 2 // 128
+    assert all(len(set(lines[i, j : j + 64])) == 1 for i in range(rows) for j in (0, 64))
 
 
 def test_a_missing_wait_shows() -> None:

@@ -13,7 +13,7 @@ A computed f32 operand that meets a stored 16-bit one is rounded to its type (DE
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...dsl.diagnostics import TileError
@@ -25,6 +25,7 @@ from ..tile_ir import (
     Const,
     Dot,
     Expr,
+    For,
     Let,
     Load,
     Name,
@@ -38,12 +39,14 @@ from .remembered import remembered
 from .scalar_cuda import Code
 from .simt import Kernel
 from .simt_source import (
+    LINE,
+    LINE_BITS,
     Point,
     Registers,
     Staged,
     Value,
 )
-from .streams import SIXTEEN, Streams, assumptions, facts_of, with_named_operands
+from .streams import SIXTEEN, Streams, assumptions, facts_of, only_adds_products, with_named_operands
 from .tile_types import Context, contexts, is_product, leaves, rewrite, tile_axes
 
 STEP = 16  # elements of the contracted axis that one instruction takes
@@ -51,10 +54,33 @@ EIGHT_WARPS_FROM = 1 << 15  # elements of a product that eight warps share inste
 CHUNK = 8  # elements that one asynchronous copy moves: 16 bytes
 LOG2_E = 1.4426950408889634
 LANE_BITS = 5
+EIGHT = 8  # rows of a matrix, and its columns: 16 bytes
 
 
 class Unfit(Exception):
     """Why a program has no code in this tier, in words."""
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """An operand's 8 x 8 matrices in shared memory: where a lane's row of the first starts, whether they are transposed, and
+    how far apart pairs of tiles and steps are: in elements, but by eights of columns in the direction of lines."""
+
+    staged: Staged
+    base: str
+    turned: bool
+    pair: int
+    deep: int
+    turn: str = ""
+    """Of a tile in lines: the place in the line of the lane's own columns."""
+    each: bool = False
+    """Is the base an array with the place of each pair?"""
+
+    def across(self, eights: str) -> str:
+        """The place of a row's columns, so many eights to the right of a lane's own."""
+        pieces = self.staged.pitches[0] > LINE
+        piece = f" + ({eights} >> {LINE_BITS - 3}) * {self.staged.chunked}" if pieces else ""
+        return f"{self.base} + ({self.turn} ^ (({eights} & {EIGHT - 1}) << 3)){piece}"
 
 
 @dataclass(frozen=True)
@@ -121,6 +147,7 @@ class MatrixKernel(Streams):
     tier = "mma"
     copied = SIXTEEN
     asks_late = True
+    alignment = 2 * LINE
 
     def _give_names(self) -> None:
         self.rounds = True  # operands and weights are rounded to 16 bits
@@ -205,10 +232,14 @@ class MatrixKernel(Streams):
         return self._fits(self.deal, axes)
 
     def place(self, name: str, t: TileType) -> Staged:
-        """16-bit tiles lie as they are, each row 16 bytes longer than it is."""
+        """16-bit tiles lie in lines of 128 bytes where they divide into them, else as they are, each row 16 bytes longer."""
         if t.dtype not in SIXTEEN:
             return super().place(name, t)
         sizes = [self.tiles[a] for a in t.axes]
+        if self.is_chunked(t):
+            rows, columns = sizes
+            buffer = self.memory.allocate(self.names.fresh(name), t.dtype, rows * columns, LINE)
+            return Staged(buffer, t.axes, (columns, 1), chunked=rows * LINE)
         sizes[-1] = -(-sizes[-1] // CHUNK) * CHUNK + (CHUNK if len(sizes) > 1 else 0)
         pitches, size = [], 1
         for n in reversed(sizes):
@@ -216,6 +247,18 @@ class MatrixKernel(Streams):
             size *= n
         buffer = self.memory.allocate(self.names.fresh(name), t.dtype, size)
         return Staged(buffer, t.axes, tuple(reversed(pitches)))
+
+    def is_chunked(self, t: TileType) -> bool:
+        """Rows are whole lines, each round of copies starts at the same place of eight rows, and loops do nothing but add
+        products: where they compute as well, the addresses of lines have no registers."""
+        if t.dtype not in SIXTEEN or len(t.axes) != 2:
+            return False
+        rows, columns = (self.tiles[a] for a in t.axes)
+        threads, along = self.deal.threads, columns // CHUNK
+        whole = rows % EIGHT == 0 and columns % LINE == 0
+        even = whole and threads % along == 0 and threads // along % EIGHT == 0
+        loops = [x for x in statements(self.program.body) if isinstance(x, For)]
+        return even and all(map(only_adds_products, loops))
 
     def materialise(self, e: Expr) -> Expr:
         """exp(c * x) -> exp2(c * log2(e) * x) for a c that all lanes share: one product less an element."""
@@ -276,35 +319,47 @@ class MatrixKernel(Streams):
         source_a = None
         if isinstance(left, Staged):
             source_a = self._matrices(left, row, over, lane3, lane4, lane8, at_row, row_step)
+            source_a = self._across_pairs(source_a, rows)
         source_b = self._matrices(right, column, over, lane4, lane3, lane8, at_column, column_step)
+        source_b = self._across_pairs(source_b, columns // 2)
         strides = {
             x: Point(layout, {y: "1" if y == x else "0" for y in layout.axes}).element(layout)
             for x in layout.axes
         }
         row_stride, column_stride = (_stride(strides[x]) for x in (row, column))
         i, j = self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i")
-        steps = self.tiles[over] // STEP
-        k = self.names.fresh(f"{over}_step") if steps > 1 else "0"
-        depth = self.text.depth
-        if steps > 1:
-            self.text.line(f"for {k} in range({steps}):")
-            self.text.depth += 1
-        if source_a is not None:
-            self._fetch(source_a, parts[0], rows, i, element, k)
-        else:
-            assert isinstance(left, RegisterOperand)
-            self._pack(left, parts[0], row, over, rows, i, element, k)
-        self._fetch(source_b, parts[1], columns // 2, j, element, k)
-        self.text.line(f"for {i} in range({rows}):")
-        with self.text.indented():
-            self.text.line(f"for {j} in range({columns}):")
+        in_lines = any(x is not None and x.turn for x in (source_a, source_b))
+        for k in self._steps(over, LINE // STEP if in_lines else self.tiles[over] // STEP):
+            if source_a is not None:
+                self._fetch(source_a, parts[0], rows, i, element, k)
+            else:
+                assert isinstance(left, RegisterOperand)
+                self._pack(left, parts[0], row, over, rows, i, element, k)
+            self._fetch(source_b, parts[1], columns // 2, j, element, k)
+            self.text.line(f"for {i} in range({rows}):")
             with self.text.indented():
-                at = f"{i} * {2 * row_stride} + {j} * {2 * column_stride}"
-                self.text.line(
-                    f"mma_{element}({target.array}, {at}, {row_stride}, {column_stride}, "
-                    f"{parts[0]}, 4 * {i}, {parts[1]}, 2 * {j})"
-                )
-        self.text.depth = depth
+                self.text.line(f"for {j} in range({columns}):")
+                with self.text.indented():
+                    at = f"{i} * {2 * row_stride} + {j} * {2 * column_stride}"
+                    self.text.line(
+                        f"mma_{element}({target.array}, {at}, {row_stride}, {column_stride}, "
+                        f"{parts[0]}, 4 * {i}, {parts[1]}, 2 * {j})"
+                    )
+
+    def _steps(self, over: str, together: int) -> Iterator[str]:
+        """The number of a step of a product, in loops over so many: NVVM unrolls short ones whole, and registers cannot be
+        indexed."""
+        steps, depth = self.tiles[over] // STEP, self.text.depth
+        for first in range(0, steps, together):
+            count = min(together, steps - first)
+            if count == 1:
+                yield str(first)
+                continue
+            k = self.names.fresh(f"{over}_step")
+            self.text.line(f"for {k} in range({count}):")
+            self.text.depth += 1
+            yield f"({k} + {first})" if first else k
+            self.text.depth = depth
 
     def _existing(self, operand: RegisterOperand, over: str) -> Expr:
         """The operand with zeros on lanes of the contracted axis that do not exist."""
@@ -339,11 +394,14 @@ class MatrixKernel(Streams):
         lane8: str,
         warp: str,
         step: int,
-    ) -> tuple[Staged, str, int, int, bool]:
-        """Where a lane's row of an 8 x 8 matrix starts, what one more pair of tiles and one more step add, transposed?
+    ) -> Matrices:
+        """Where a lane's row of an 8 x 8 matrix starts, and how far apart pairs of tiles and steps are.
 
         `second`: the bit of the lane that selects the second of two tiles; `deeper`: the second half of a step.
         """
+        name = f"{outer}_from"
+        if staged.chunked:
+            return self._chunked_matrices(staged, name, over, second, deeper, lane8, warp, step)
         pitch = dict(zip(staged.axes, staged.pitches, strict=True))
         if pitch[over] == 1:
             base = (
@@ -353,22 +411,44 @@ class MatrixKernel(Streams):
         else:
             base = f"(8 * {deeper} + {lane8}) * {pitch[over]} + 8 * {warp} + {step} * {second}{staged.offset}"
             pair, deep, turned = 2 * step, STEP * pitch[over], True
-        return staged, self.assign(f"{outer}_from", Code(base, DType.I64)), pair, deep, turned
+        return Matrices(staged, self.assign(name, Code(base, DType.I64)), turned, pair, deep)
 
-    def _fetch(
-        self,
-        source: tuple[Staged, str, int, int, bool],
-        part: str,
-        count: int,
-        counter: str,
-        element: DType,
-        k: str,
-    ) -> None:
-        staged, base, pair, deep, turned = source
-        kind = "ldmatrix_turned" if turned else "ldmatrix"
+    def _chunked_matrices(
+        self, staged: Staged, name: str, over: str, second: str, deeper: str, lane8: str, warp: str, step: int
+    ) -> Matrices:
+        """The same of a tile in lines. A lane's row is `lane8` modulo 8; its matrices' columns count by eights, in which a
+        lane's own part and that of a pair or step have no bit in common."""
+        turned = staged.axes[1] != over
+        if turned:
+            row, own = f"8 * {deeper} + {lane8}", f"({warp} + {step // EIGHT} * {second})"
+            pair, deep = 2 * step // EIGHT, STEP * LINE
+        else:
+            row, own = f"{lane8} + 8 * {warp} + {step} * {second}", deeper
+            pair, deep = 2 * step * LINE, STEP // EIGHT
+        base = self.assign(name, Code(f"({row}) * {LINE}{staged.offset}", DType.I64))
+        turn = self.assign(f"{name}_turn", Code(f"({own} ^ {lane8}) << 3", DType.I64))
+        return Matrices(staged, base, turned, pair, deep, turn)
+
+    def _across_pairs(self, source: Matrices, count: int) -> Matrices:
+        """Of a transposed tile in lines each pair's place, which is the same at every step."""
+        if not source.turn or not source.turned:
+            return source
+        places, i = self.names.fresh(f"{source.base}_pairs"), self.names.fresh("pair")
+        self.text.line(f"{places} = registers_i64({count})")
+        self.text.line(f"for {i} in range({count}):")
+        self.text.line(f"    {places}[{i}] = {source.across(f'{i} * {source.pair}')}")
+        return replace(source, base=places, turn="", each=True)
+
+    def _fetch(self, source: Matrices, part: str, count: int, counter: str, element: DType, k: str) -> None:
+        base, deep = source.base, f" + {k} * {source.deep}" if k != "0" else ""
+        if source.turn:  # this step's place in the lines
+            base, deep = self.assign(f"{base}_at", Code(source.across(f"{k} * {source.deep}"), DType.I64)), ""
+        each = f"{base}[{counter}]" if source.each else f"{base} + {counter} * {source.pair}"
+        kind = "ldmatrix_turned" if source.turned else "ldmatrix"
         self.text.line(f"for {counter} in range({count}):")
-        offset = f"{base} + {counter} * {pair}" + (f" + {k} * {deep}" if k != "0" else "")
-        self.text.line(f"    {kind}_{element}({part}, 4 * {counter}, {staged.buffer.name}, {offset})")
+        self.text.line(
+            f"    {kind}_{element}({part}, 4 * {counter}, {source.staged.buffer.name}, {each}{deep})"
+        )
 
     def _pack(
         self,

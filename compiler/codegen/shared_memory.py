@@ -51,13 +51,13 @@ class SharedMemory:
     live: list[Buffer] = field(default_factory=list)
     touched: Touched = Touched()
 
-    def allocate(self, name: str, dtype: DType, size: int) -> Buffer:
-        """First fit among the live buffers of the type."""
+    def allocate(self, name: str, dtype: DType, size: int, align: int = ALIGN) -> Buffer:
+        """First fit among the live buffers of the type; it starts at a multiple of `align` elements."""
         start = 0
         for b in sorted((b for b in self.live if b.dtype is dtype), key=lambda b: b.start):
             if start + size <= b.start:
                 break
-            start = -(-(b.start + b.size) // ALIGN) * ALIGN
+            start = max(start, -(-(b.start + b.size) // align) * align)
         made = Buffer(name, dtype, start, size)
         self.live.append(made)
         self.all_buffers.append(made)

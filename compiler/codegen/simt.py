@@ -198,6 +198,8 @@ class Kernel(Elements):
     """Blocks that a multiprocessor must be able to hold, which bounds the registers of a thread."""
     aligned = False
     """Are shared tiles read 16 bytes at a time?"""
+    alignment = 16
+    """Of arenas that are, in bytes."""
     reduction = Reduction
 
     def __init__(
@@ -351,7 +353,9 @@ class Kernel(Elements):
         body.append("    thread = i64(cuda.threadIdx.x)")
         body += [f"    {line}" for line in self._coordinate_lines()]
         for dtype, size in arenas.items():
-            aligned = ", alignment=16" if dtype in (DType.F16, DType.BF16) or self.aligned else ""
+            aligned = (
+                f", alignment={self.alignment}" if dtype in (DType.F16, DType.BF16) or self.aligned else ""
+            )
             kind = arena_type(dtype)
             body.append(
                 f"    shared_{dtype} = cuda.shared.array({0 if dtype is dynamic else size}, {kind}{aligned})"

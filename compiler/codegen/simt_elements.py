@@ -304,6 +304,9 @@ class Elements:
 
     def spot(self, staged: Staged, at: Point) -> str:
         """The element of a staged tile at a point."""
+        if staged.chunked:
+            row, column = (self.position(at, a) for a in staged.axes)
+            return f"{staged.buffer.name}[{staged.place(row, column)}]"
         terms = []
         for axis, pitch in zip(staged.axes, staged.pitches, strict=True):
             position = self.position(at, axis)

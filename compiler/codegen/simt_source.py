@@ -21,6 +21,8 @@ from .scalar_cuda import (
 )
 from .shared_memory import Buffer
 
+LINE_BITS = 6
+LINE = 1 << LINE_BITS  # 16-bit elements of 128 bytes, all banks of shared memory
 OURS = "cuda range min max abs inf nan thread task tasks shared_bool ALL_LANES LAUNCHES"
 TYPE_NAMES = "f64 f32 i64 i32 i16 i8 u8 u16 boolean"
 RESERVED = frozenset([*keyword.kwlist, *keyword.softkwlist, *OURS.split(), *TYPE_NAMES.split()])
@@ -36,12 +38,24 @@ class Registers:
 
 @dataclass(frozen=True)
 class Staged:
-    """A tile in shared memory: element (i, j) at i * pitches[0] + j * pitches[1], and beyond by the text `offset`."""
+    """A tile in shared memory: element (i, j) at i * pitches[0] + j * pitches[1], and beyond by the text `offset`.
+
+    With `chunked`, a tile of 16-bit elements lies as pieces of LINE columns, each row of one a line of 128 bytes in which
+    element j of row i has the place j ^ (i % 8) * 8: eight rows of eight columns are then in different banks.
+    """
 
     buffer: Buffer
     axes: tuple[str, ...]
     pitches: tuple[int, ...]
     offset: str = ""
+    chunked: int = 0
+    """Elements of one piece; 0: rows lie as they are."""
+
+    def place(self, row: str, column: str) -> str:
+        """Where an element of a chunked tile lies."""
+        row, column = grouped(row), grouped(column)
+        piece = f" + ({column} >> {LINE_BITS}) * {self.chunked}" if self.pitches[0] > LINE else ""
+        return f"{row} * {LINE} + (({column} & {LINE - 1}) ^ (({row} & 7) << 3)){piece}{self.offset}"
 
 
 @dataclass(frozen=True)

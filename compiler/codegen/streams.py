@@ -36,10 +36,10 @@ from ..tile_ir import (
 )
 from .deal import Layout, Spread
 from .scalar_cuda import Code, convert
-from .shared_memory import Touched
+from .shared_memory import ALIGN, Touched
 from .simt import Kernel
 from .simt_elements import Wide
-from .simt_source import Point, Staged, Value, arena_bytes, starts_late
+from .simt_source import LINE, Point, Staged, Value, arena_bytes, starts_late
 from .tile_types import Facts, leaves, rewrite, static_value, tile_axes
 
 SIXTEEN = (DType.F16, DType.BF16)
@@ -302,6 +302,8 @@ class Streams(Kernel):
         offset = self.offset(param, subscripts, packed=c.width > 1)
         pitch = dict(zip(staged.axes, staged.pitches, strict=True))
         place = " + ".join(where[a] + _times(pitch[a]) for a in (c.row, c.column)) + staged.offset
+        if staged.chunked:
+            place = staged.place(where[c.row], where[c.column])
         outside = self.within(param, c.load.subscripts, subscripts, loose)
         if even:
             rows = threads // along
@@ -310,7 +312,8 @@ class Streams(Kernel):
             step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
             self.text.line(f"for {piece} in range({pieces // threads}):")
             self.text.depth += 1
-            place, offset = f"{place} + {rows * pitch[c.row]} * {piece}", f"{offset} + {step} * {piece}"
+            apart = rows * (LINE if staged.chunked else pitch[c.row])
+            place, offset = f"{place} + {apart} * {piece}", f"{offset} + {step} * {piece}"
             self.text.line(
                 f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
             )
@@ -495,13 +498,18 @@ class Streams(Kernel):
     def _elements(self, t: TileType) -> int:
         """What one tile takes in shared memory."""
         row, column = (self.tiles[a] for a in t.axes)
-        return row * (column + chunk(t.dtype))
+        return row * column if self.is_chunked(t) else row * (column + chunk(t.dtype))
+
+    def is_chunked(self, t: TileType) -> bool:
+        """Does a tile lie in lines of 128 bytes, as `Staged` says?"""
+        return False
 
     def _ring(self, let: Let) -> Staged:
         one = self.place(f"{let.name}_ring", let.type)
         self.memory.free(one.buffer)
         self.memory.all_buffers.remove(one.buffer)
-        buffer = self.memory.allocate(one.buffer.name, one.buffer.dtype, one.buffer.size * self.stages)
+        align = LINE if one.chunked else ALIGN
+        buffer = self.memory.allocate(one.buffer.name, one.buffer.dtype, one.buffer.size * self.stages, align)
         self.note(self.memory.write(buffer))
         return replace(one, buffer=buffer)
 
