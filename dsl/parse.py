@@ -19,6 +19,7 @@ from lark import Lark, Transformer
 from lark.exceptions import UnexpectedToken
 
 from . import syntax as s
+from . import trees
 from .diagnostics import Diagnostic, Diagnostics, TileError, refuse
 from .lex import MAX_FILE_CHARACTERS, Token, tokens
 from .parse_mistakes import Failure, explain
@@ -38,6 +39,21 @@ def parse_file(source: Source) -> s.File:
             None,
             note=f"in {source.name}",
         )
+    if _shelf is None:
+        return _parsed(source)
+    shelf = _shelf()
+    name = _digest(_own_text(), lark.__version__, sys.version, source.text)
+    kept = shelf.get(TREES, name)
+    if kept is not None:
+        return s.File(source, trees.read(kept, source))
+    made = _parsed(source)
+    content = trees.written(made.items)
+    if content is not None:
+        shelf.put(TREES, content, name)
+    return made
+
+
+def _parsed(source: Source) -> s.File:
     found = Diagnostics()
     items: list[s.Item] = []
     sound = True
@@ -70,8 +86,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-TABLES = "tables"
-"""The group of entries that hold tables."""
+TABLES, TREES = "tables", "trees"
+"""The groups of entries that hold tables, and trees of texts without errors."""
 
 
 class Shelf(Protocol):
@@ -86,7 +102,8 @@ _shelf: Callable[[], Shelf] | None = None
 
 
 def keep_tables(shelf: Callable[[], Shelf]) -> None:
-    """Keep the parser tables there: building them takes ten times as long as reading them back."""
+    """Keep the parser tables there, which take ten times as long to build as to read back, and the trees of texts, which a
+    process that has seen none of them before then needs no tables for."""
     global _shelf
     _shelf = shelf
 
@@ -111,6 +128,13 @@ def _lark() -> Lark:
 
 def _built(grammar: str) -> Lark:
     return Lark(grammar, transformer=_Build(), **OPTIONS)
+
+
+@cache
+def _own_text() -> str:
+    """What decides which tree a text has: the grammar and the modules beside it."""
+    files = sorted(f for f in Path(__file__).parent.iterdir() if f.suffix in (".py", ".lark"))
+    return _digest(*(part for f in files for part in (f.name, f.read_text(encoding="utf-8"))))
 
 
 def _digest(*parts: str) -> str:

@@ -33,6 +33,7 @@ from numba.np.numpy_support import from_dtype
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
 from .collecting import collecting_paused
+from .generated import prepare
 from .host import host
 from .threads import UNSHARED
 
@@ -47,40 +48,43 @@ _rebuilt: Any = compiler.CompileResult._rebuild
 _dumped: Any = serialize.dumps
 _environment: Any = Environment
 _memory: Any = nrt
-_modules: dict[tuple[str, str], ModuleType] = {}
+_modules: dict[tuple[str, str, bool], ModuleType] = {}
 _guard = threading.Lock()
 
 
-def build(source: str, path: str | Path | None = None) -> dict[str, Kernel]:
+def build(source: str, path: str | Path | None = None, edited: bool = False) -> dict[str, Kernel]:
     """The functions of a generated source, by name; each compiles at its first call for the types it is given.
 
     `path` is the file that tracebacks name; without it the source gets a name made of its digest. The same source is one
-    module to all callers, for the life of the process. Raises `SyntaxError` and what else the text raises when it is run.
+    module to all callers, for the life of the process. Numba compiles `edited` text with all of its passes (see
+    `generated`). Raises `SyntaxError` and what else the text raises when it is run.
     """
     name = str(path) if path is not None else f"<tileloom {digest(source)}>"
     with _guard:
-        module = _modules.get((name, source))
+        module = _modules.get((name, source, edited))
         if module is None:
-            module = _modules[name, source] = _run(source, name)
+            module = _modules[name, source, edited] = _run(source, name, edited)
     return {n: f for n, f in vars(module).items() if getattr(f, "__module__", None) == module.__name__}
 
 
-def _run(source: str, name: str) -> ModuleType:
+def _run(source: str, name: str, edited: bool) -> ModuleType:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    module = ModuleType(f"tileloom_generated_{digest(source)}")
+    module = ModuleType(f"tileloom_{'edited' if edited else 'generated'}_{digest(source)}")
     module.__file__ = name
     sys.modules[module.__name__] = module  # what Numba stores of a function refers to its module by name
     exec(compile(source, name, "exec"), module.__dict__)
     for value in vars(module).values():
         if isinstance(value, Dispatcher) and value.py_func.__module__ == module.__name__:
             task: Any = value
-            task._cache = _CodeCache(value.py_func.__name__, source)
+            task._cache = _CodeCache(value.py_func.__name__, f"edited {source}" if edited else source)
+            if not edited:
+                prepare(task)
     return module
 
 
 def load(path: str | Path) -> dict[str, Kernel]:
     """`build` from a file of source text, such as one that a user has edited."""
-    return build(Path(path).read_text(encoding="utf-8"), path)
+    return build(Path(path).read_text(encoding="utf-8"), path, edited=True)
 
 
 def digest(source: str) -> str:
@@ -259,5 +263,5 @@ def _facts() -> tuple[str, ...]:
         sys.version,
         *(f"{m.__name__} {m.__version__}" for m in (numba, sys.modules["llvmlite"], np)),
         repr(sorted((k, repr(v)) for k, v in settings.items())),
-        digest_of_files("runtime/intrinsics/*.py", "runtime/kernels.py"),
+        digest_of_files("runtime/intrinsics/*.py", "runtime/kernels.py", "runtime/generated.py"),
     )

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import llvmlite
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from . import tensor_maps
-from .cache import digest, digest_of_files, store
+from .native_code import address
 from .native_tables import LAUNCH, MAKER, MAP, PLAN, RECORD, SLOT, VIEW, WORD_BYTES
 
 WORD, INT, DOUBLE = ir.IntType(64), ir.IntType(32), ir.DoubleType()
@@ -29,32 +28,12 @@ TYPE, TUPLE_SIZE = 1, 2
 
 @cache
 def entry() -> int:
-    """The address of the function, which lives as long as the process; its machine code is kept in the cache folder."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(opt=2, jit=True)
-    own = digest_of_files("runtime/native_*.py", "runtime/tensor_maps.py")
-    folder, group = store(), f"native-{digest(binding.get_default_triple(), llvmlite.__version__, own)}"
-    with folder.making(group):
-        code = folder.get(group, NAME)
-        if code is None:
-            code = machine.emit_object(binding.parse_assembly(_text()))
-            folder.put(group, code, NAME)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    _engines.append(engine)
-    return int(engine.get_function_address(NAME))
+    """The address of the function, which lives as long as the process."""
+    return address(NAME, _written, "runtime/native_*.py", "runtime/tensor_maps.py")
 
 
-_engines: list[Any] = []
-"""What owns the machine code."""
-
-
-def _text() -> str:
-    module = ir.Module(NAME)
+def _written(module: ir.Module) -> None:
     _Entry(ir.Function(module, ir.FunctionType(WORD, [WORD, WORD, WORD]), NAME)).write()
-    return str(module)
 
 
 class _Body:

@@ -26,16 +26,6 @@ LOOKS = 1500
 """How often an idle worker looks for a call before it sleeps."""
 LAST_LOOKS = 10 * LOOKS
 """How often a caller looks whether the last tasks are done before it sleeps: they end soon."""
-SOURCE = '''"""Waiting for another thread without holding the interpreter's lock."""
-
-from numba import njit
-from tileloom.runtime.intrinsics.tasks import reaches
-
-
-@njit(nogil=True)
-def is_reached(cell, index, value, rounds):
-    return reaches(cell, index, value, rounds)
-'''
 
 _limit: int | None = None
 
@@ -120,7 +110,7 @@ class _Call:
                 worker.give(self)
             assert self.arguments is not None
             self.function(0, 0, self.queue, *self.arguments)
-            if not _waiting()(self.queue, DONE, self.tasks, _looks(LAST_LOOKS)):
+            if not _waiting()(_place(self.queue, DONE), self.tasks, _looks(LAST_LOOKS)):
                 self.finished.acquire()
             self._let_go()
         finally:
@@ -134,7 +124,7 @@ class _Call:
             self.arguments = None
             helping = self.helping
         if helping:
-            _waiting()(self.queue, LEFT, helping, _looks(LOOKS))
+            _waiting()(_place(self.queue, LEFT), helping, _looks(LOOKS))
 
     def help(self) -> None:
         """Work in another thread than the caller's, which learns of the end and of failures."""
@@ -181,9 +171,9 @@ class _Worker(threading.Thread):
         self.turn[0] += 1
 
     def run(self) -> None:
-        is_reached, helped = _waiting(), 0
+        is_reached, turn, helped = _waiting(), _place(self.turn, 0), 0
         while True:
-            is_reached(self.turn, 0, helped + 1, _looks(LOOKS))
+            is_reached(turn, helped + 1, _looks(LOOKS))
             self.given.acquire()
             while self.calls:
                 self.calls.popleft().help()
@@ -224,6 +214,11 @@ class _Crew:
 _crew = _Crew()
 
 
+def _place(cells: Any, index: int) -> int:
+    """The address of an element of an int64 array."""
+    return int(cells.ctypes.data) + 8 * index
+
+
 def _looks(most: int) -> int:
     """None where threads are more than processors: who looks would keep another from working."""
     return most if threads() <= _processors() else 0
@@ -255,12 +250,11 @@ def _leave(processor: int) -> None:
         os.sched_setaffinity(0, allowed)
 
 
-@cache
-def _waiting() -> Callable[[Any, int, int, int], bool]:
-    """The compiled function that waits."""
-    from .kernels import build, compiled
+def _waiting() -> Callable[[int, int, int], int]:
+    """The native function that waits; whoever shares no task never makes it."""
+    from .waiting import is_reached
 
-    return compiled(build(SOURCE)["is_reached"], (UNSHARED, 0, 0, 0))
+    return is_reached()
 
 
 def _forget() -> None:

@@ -34,9 +34,23 @@ from ..tile_ir import (
 from .cpu_narrow import TIER, VERBS
 from .cpu_values import Product, Values, is_zero
 from .cpu_vectors import recomputed
-from .numba_text import HELD, LINE_BYTES, Axis, Buffer, Code, Inline, Signature, Variable, held
+from .numba_text import (
+    CALLS,
+    HELD,
+    LINE_BYTES,
+    Axis,
+    Buffer,
+    Code,
+    Inline,
+    Signature,
+    Variable,
+    held,
+    in_python,
+)
 from .placement import depends_on_data, inherited, inlined, merge
 from .repeats import Repeat, repeats
+
+ZERO = Code("0", DType.I64)
 
 
 @dataclass(frozen=True)
@@ -177,24 +191,34 @@ class Task(Values):
         """The first visited index of a unit axis, the origin of the first tile of another."""
         if a.lo is None:
             return Code("0", DType.I64)
-        lo = f"max({self.scalar(a.lo).text}, 0)"
-        return Code(lo, DType.I64) if a.tile is None else Code(f"{lo} // {a.tile} * {a.tile}", DType.I64, 16)
+        lo = self._extreme("max", self.scalar(a.lo), ZERO)
+        return lo if a.tile is None else Code(f"{lo.text} // {a.tile} * {a.tile}", DType.I64, 16)
 
     def _end(self, a: LoopAxis) -> Code:
         extent = self.scalar(a.extent)
         if isinstance(a.hi, Apply) and a.hi.op == "min" and a.extent in a.hi.args:
             return self.scalar(a.hi)
-        return extent if a.hi is None else Code(f"min({self.scalar(a.hi).text}, {extent.text})", DType.I64)
+        return extent if a.hi is None else self._extreme("min", self.scalar(a.hi), extent)
 
     def _tiles(self, a: LoopAxis) -> Code:
         """How many steps an axis takes."""
         first, end = self._first(a), self._end(a)
         if a.tile is None:
-            span = end if first.text == "0" else Code(f"max({end.text} - {first.within(15)}, 0)", DType.I64)
-            return span
+            if first.text == "0":
+                return end
+            return self._extreme("max", Code(f"{end.text} - {first.within(15)}", DType.I64), ZERO)
         span_text = end.within(14) if first.text == "0" else f"{end.text} - {first.within(15)}"
-        text = f"({span_text} + {a.tile - 1}) // {a.tile}"
-        return Code(text, DType.I64, 16) if first.text == "0" else Code(f"max({text}, 0)", DType.I64)
+        tiles = Code(f"({span_text} + {a.tile - 1}) // {a.tile}", DType.I64, 16)
+        return tiles if first.text == "0" else self._extreme("max", tiles, ZERO)
+
+    def _extreme(self, op: str, *indices: Code) -> Code:
+        """The largest or the smallest of indices: Numba would compile a function for each of Python's `min` and `max`."""
+        if self.launching:
+            return in_python(op, list(indices))
+        first, *others = (self._convert(x, DType.I64) for x in indices)
+        for other in others:
+            first = Code(f"{CALLS[op]}({first.text}, {other.text})", DType.I64)
+        return first
 
     def _bind(self, a: LoopAxis) -> Axis:
         """Bring a loop axis into scope under fresh names."""
@@ -212,15 +236,17 @@ class Task(Values):
     def _lanes(self, a: LoopAxis, axis: Axis) -> None:
         """Lines that set the lanes of a tile from its origin."""
         if a.lo is not None:
-            self.line(f"{axis.start} = max({axis.origin}, {self.scalar(a.lo).text}, 0)")
-        self.line(f"{axis.count} = min({axis.origin} + {a.tile}, {self._end(a).text}) - {axis.start}")
+            start = self._extreme("max", Code(axis.origin, DType.I64), self.scalar(a.lo), ZERO)
+            self.line(f"{axis.start} = {start.text}")
+        behind = self._extreme("min", Code(f"{axis.origin} + {a.tile}", DType.I64), self._end(a))
+        self.line(f"{axis.count} = {behind.text} - {axis.start}")
 
     def _loop(self, a: LoopAxis, reverse: bool = False, at_least_once: bool = False) -> None:
         """Open a serial loop over the steps of an axis; `at_least_once` gives an empty one a step without lanes."""
         axis = self._bind(a)
         first, end = self._first(a).text, self._end(a).text
         if at_least_once:
-            end = f"max({end}, 1)"
+            end = self._extreme("max", self._end(a), Code("1", DType.I64)).text
         if reverse:
             last = f"{first} + ({self._tiles(a).text} - 1) * {a.tile or 1}"
             self.open(f"for {axis.origin} in range({last}, {first} - 1, -{a.tile or 1}):")

@@ -57,10 +57,10 @@ def matrix(typing: Any, x: Any, index: Any, row: Any, column: Any, distance: Any
     kind = Matrix(x.dtype, *(known.get(s) for s in steps))
 
     def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        pointer, strides = array_item(context, b, x, args[0], sig.args[1], args[1])
+        pointer, stride = array_item(context, b, x, args[0], sig.args[1], args[1])
         made = _tools.create_struct_proxy(kind)(context, b)
         made.address = b.bitcast(pointer, I8.as_pointer())
-        made.row, made.column = (strides[s] for s in steps)
+        made.row, made.column = (stride(s) for s in steps)
         return made._getvalue()
 
     return kind(x, index, row, column, distance), emit
@@ -178,9 +178,10 @@ def folded_steps(
     step: int,
     values: list[Any],
     body: Callable[[Any, list[Any]], list[Any]],
+    written_out: bool = True,
 ) -> tuple[Any, list[Any]]:
     """A loop like `steps` that carries values: `body(index, values)` gives the next. Returns the index and the values
-    behind it."""
+    behind it. LLVM may write several rounds out, unless the loop is known to be short."""
     head, inside, after = (b.append_basic_block(n) for n in ("head", "body", "after"))
     before = b.block
     b.branch(head)
@@ -195,6 +196,16 @@ def folded_steps(
     now = body(index, carried)
     for phi, x in zip(phis, (following, *now), strict=True):
         phi.add_incoming(x, b.block)
-    b.branch(head)
+    back = b.branch(head)
+    if not written_out:
+        _keep_rolled(back)
     b.position_at_end(after)
     return index, carried
+
+
+def _keep_rolled(back: Any) -> None:
+    """Have LLVM leave the loop of this branch as it is. What is said of a loop begins with itself."""
+    module = back.parent.parent.parent
+    told = ir.MDValue(module, [], str(len(module.metadata)))
+    told.operands = (told, module.add_metadata(["llvm.loop.unroll.disable"]))
+    back.set_metadata("llvm.loop", told)

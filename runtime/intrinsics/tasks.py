@@ -77,35 +77,3 @@ queue."""
 take_next = intrinsic(_taking(_next))
 """take_next(queue, first, last): the next tasks, after those from `first` to `last` are done; no thread sees them done
 before it sees what they wrote. An empty range where none is left."""
-
-
-@intrinsic
-def reaches(typing: Any, cell: Any, index: Any, value: Any, rounds: Any) -> Any:
-    """Is an element of an int64 array at least `value`, now or while looking `rounds` times (some 40 ns each)?"""
-
-    def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
-        place = _address(context, b, cell, args[0], args[1])
-        before, loop, again, after = (b.block, *(b.append_basic_block() for _ in range(3)))
-        b.branch(loop)
-        b.position_at_end(loop)
-        left = b.phi(I64)
-        left.add_incoming(args[3], before)
-        there = b.icmp_signed(">=", b.load_atomic(place, "acquire", 8), args[2])
-        b.cbranch(b.or_(there, b.icmp_signed("<=", left, ir.Constant(I64, 0))), after, again)
-        b.position_at_end(again)
-        pause(b)
-        left.add_incoming(b.sub(left, ir.Constant(I64, 1)), again)
-        b.branch(loop)
-        b.position_at_end(after)
-        return there
-
-    return types.boolean(cell, types.int64, types.int64, types.int64), emit
-
-
-def pause(b: Builder) -> None:
-    """Tell the processor that this is a loop that waits, where it has an instruction for that."""
-    triple = b.module.triple
-    if triple.startswith(("x86_64", "i686", "i386")):
-        call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-    elif triple.startswith(("aarch64", "arm64")):
-        call(b, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(ir.IntType(32), 1)])

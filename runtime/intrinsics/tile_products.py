@@ -425,7 +425,7 @@ class _Product:
             at = self.asking(b, at, operands, k, wanted)
         elif wide > 1:
             at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
-        _, sums = self.along_k(b, at, operands, k, wide, mask, 1)
+        _, sums = self.along_k(b, at, operands, k, wide, mask, 1, wide == 1 and len(places) > 1)
         for x, p in zip(sums, places, strict=True):
             self.write(b, x, p, mask)
 
@@ -484,13 +484,15 @@ class _Product:
         wide: int,
         mask: Any,
         together: int,
+        written_out: bool = True,
     ) -> tuple[Any, list[Any]]:
-        """A loop along k while `together` steps fit: from the first step and the accumulators to those behind it."""
+        """A loop along k while `together` steps fit: from the first step and the accumulators to those behind it. LLVM
+        writes it out, unless it takes what a loop of more steps has left, or waits for one sum anyway."""
 
         def step(at: Any, sums: list[Any]) -> list[Any]:
             return self.unrolled(b, at, sums, operands, wide, mask, together)
 
-        return folded_steps(b, start[0], k, together, start[1], step)
+        return folded_steps(b, start[0], k, together, start[1], step, written_out)
 
     def unrolled(
         self,

@@ -37,7 +37,7 @@ def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path
     if source is None:
         return Kernel(compilation.written, compilation.module, build(compilation.source))
     try:
-        functions = build(source, path)
+        functions = build(source, path, edited=True)
     except Exception as reason:  # whatever a user's edited text raises when it is run
         raise ValueError(
             f"{path or 'the source'} cannot be run: {type(reason).__name__}: {reason}"

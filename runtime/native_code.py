@@ -1,0 +1,38 @@
+"""Functions written in LLVM's instructions, outside any kernel: their machine code is kept in the cache folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite
+from llvmlite import binding, ir
+
+from .cache import digest, digest_of_files, store
+
+
+def address(name: str, write: Callable[[ir.Module], None], *files: str) -> int:
+    """The address of function `name` of the module that `write` fills, for the life of the process. `files` hold the text
+    that decides what it writes."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(opt=2, jit=True)
+    own = digest_of_files("runtime/native_code.py", *files)
+    folder, group = store(), f"native-{digest(binding.get_default_triple(), llvmlite.__version__, own)}"
+    with folder.making(group):
+        code = folder.get(group, name)
+        if code is None:
+            module = ir.Module(name)
+            module.triple = binding.get_default_triple()
+            write(module)
+            code = machine.emit_object(binding.parse_assembly(str(module)))
+            folder.put(group, code, name)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return int(engine.get_function_address(name))
+
+
+_engines: list[Any] = []
+"""What owns the machine code."""

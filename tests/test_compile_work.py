@@ -1,0 +1,163 @@
+"""What a first call makes Numba and LLVM do: functions compiled, passes run, length of the text that LLVM is given."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba.core import codegen, event
+
+import tileloom as tl
+from tileloom.runtime import kernels
+from tileloom.runtime.generated import PASSES, types_asked_once
+from tileloom.runtime.waiting import is_reached
+
+ATTENTION = """kernel attention(q: f32[B, H, M, D], k: f32[B, H, N, D], v: f32[B, H, N, E], scale: f32)
+    -> o: f32[B, H, M, E] {
+    require scale > 0
+    s[b, h, m, n] = scale * sum[d](q[b, h, m, d] * k[b, h, n, d])
+    p[b, h, m, n] = softmax[n | n <= m + N - M](s[b, h, m, n])
+    o[b, h, m, e] = sum[n](p[b, h, m, n] * v[b, h, n, e])
+}"""
+PRODUCT = "kernel product(a: f32[M, K], b: f32[K, N]) -> c: f32[M, N] { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
+ARGUMENTS = {
+    "attention": (*[np.ones((1, 2, 24, 8), np.float32)] * 3, 0.5),
+    "product": (np.ones((24, 8), np.float32), np.ones((8, 24), np.float32)),
+}
+TEXTS = {"attention": ATTENTION, "product": PRODUCT}
+MOST_LINES = {"attention": 8_300, "product": 1_700}
+"""Of the tasks' own text for LLVM, without what multiplies and copies: 7,560 and 1,400, but with Numba's subscripts 9,220
+and 1,750 (of `attention` in benchmarks/cpu_cases.py and of a product)."""
+
+
+class Log(event.Listener):  # type: ignore[misc]
+    """What Numba says that it begins."""
+
+    def __init__(self) -> None:
+        self.data: list[dict[str, Any]] = []
+
+    def on_start(self, event: Any) -> None:
+        self.data.append(event.data)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELOOM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Modules that LLVM is given, as text."""
+    found: list[Any] = []
+    add = codegen.CPUCodeLibrary.add_ir_module
+
+    def noted(library: Any, module: Any) -> Any:
+        found.append(str(module))
+        return add(library, module)
+
+    monkeypatch.setattr(codegen.CPUCodeLibrary, "add_ir_module", noted)
+    return found
+
+
+def first_call(name: str) -> None:
+    tl.compile(tl.parse(f"# {time.monotonic_ns()}\n" + TEXTS[name])[name])(*ARGUMENTS[name])
+
+
+@pytest.fixture
+def no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what this process has compiled."""
+    monkeypatch.setattr(kernels, "_modules", {})
+
+
+@pytest.mark.usefixtures("empty_cache", "no_modules")
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_first_call_compiles_one_function_in_few_passes(name: str, modules: list[str]) -> None:
+    compiled, passes = Log(), Log()
+    with event.install_listener("numba:compile", compiled), event.install_listener("numba:run_pass", passes):
+        first_call(name)
+    assert [d["dispatcher"].py_func.__name__ for d in compiled.data] == [f"{name}_tasks"]
+    assert len(passes.data) == len(PASSES)
+    task, wrapper = modules[-2:]
+    assert "PyArg_UnpackTuple" in wrapper
+    own = re.search(rf"^define [^\n]*{name}_tasks.*?^}}", task, re.M | re.S)
+    assert own is not None
+    assert 1_000 < len(own[0].splitlines()) < MOST_LINES[name]
+
+
+@pytest.mark.usefixtures("empty_cache", "no_modules")
+def test_what_is_left_of_a_product_s_steps_is_not_written_out(modules: list[str]) -> None:
+    first_call("product")
+    (module,) = (m for m in modules if "multiply" in m)
+    marks = [
+        line for line in module.splitlines() if line.lstrip().startswith("br label") and "!llvm.loop" in line
+    ]
+    assert len(marks) == len({line.split("!llvm.loop")[1] for line in marks}) >= 4
+    assert module.count('!"llvm.loop.unroll.disable"') == 1
+
+
+EDITED = """from numba import njit
+
+
+@njit(nogil=True, error_model="numpy")
+def doubled(x, y):
+    def twice(v):
+        return 2 * v
+    if x.shape[0] != y.shape[0]:
+        raise ValueError("lengths differ")
+    for i in range(x.shape[0]):
+        y[i] = twice(x[i])
+"""
+
+
+def test_edited_text_may_use_all_that_numba_knows() -> None:
+    doubled = kernels.build(EDITED, edited=True)["doubled"]
+    x, y = np.arange(3.0), np.empty(3)
+    doubled(x, y)
+    assert y.tolist() == [0, 2, 4]
+    with pytest.raises(ValueError, match="lengths differ"):
+        doubled(x, np.empty(4))
+
+
+def test_types_are_asked_again_after_a_text_compiled_for_another() -> None:
+    class Context:
+        def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+            return object()
+
+    context = Context()
+
+    def ask() -> Any:
+        return context.resolve_function_type("add", (1, 2), {})
+
+    with types_asked_once(context):
+        first = ask()
+        with types_asked_once(context):
+            assert ask() is first
+        assert ask() is first
+    assert "resolve_function_type" not in vars(context)
+    assert ask() is not first
+
+
+def test_waiting_ends_with_the_value_or_the_rounds() -> None:
+    cells = np.zeros(4, np.int64)
+    wait, place = is_reached(), int(cells.ctypes.data) + 16
+    assert wait(place, 0, 0) == 1
+    assert wait(place, 1, 1000) == 0
+    cells[1], cells[3] = 9, 9
+    assert wait(place, 1, 0) == 0
+    cells[2] = 5
+    assert [wait(place, n, 0) for n in (4, 5, 6)] == [1, 1, 0]
+    answers: list[int] = []
+    waiter = threading.Thread(target=lambda: answers.append(wait(place, 7, 2**40)))
+    waiter.start()
+    assert not answers  # it waits, and holds no lock that this thread would need
+    cells[2] = 7
+    waiter.join()
+    assert answers == [1]
