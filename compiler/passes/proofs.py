@@ -19,10 +19,12 @@ import sympy as sp
 
 from ..cascade import Obligation
 from .algebra import same_product
+from .formula_values import Arithmetic, function_of
 
 LIMIT_S = 2.0
 DIGITS = 40
 POINTS = 8
+DECIMALS = Arithmetic(mpmath.mpf, mpmath)
 LARGEST = 400
 """Operations of a difference that is still multiplied out."""
 
@@ -88,11 +90,11 @@ def evaluations(
     rng = random.Random(0)
     shift = above or {}
     with mpmath.workdps(DIGITS):
-        f = sp.lambdify(symbols, list(formulas), "mpmath")
+        functions = [function_of(symbols, f, DECIMALS) for f in formulas]
         for _ in range(POINTS):
             point = [mpmath.mpf(round(rng.uniform(0.2, 1.5) + shift.get(s, 0.0), 4)) for s in symbols]
             try:
-                yield point, f(*point)
+                yield point, [f(*point) for f in functions]
             except (ZeroDivisionError, ValueError, OverflowError):
                 continue
 

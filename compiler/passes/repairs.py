@@ -27,11 +27,13 @@ from .algebra import (
     ratio,
     to_node,
 )
+from .formula_values import Arithmetic, function_of
 from .guards import EMPTY, extremum, harmed, reader
 from .proofs import equal
 
 LARGEST_MATRIX = 8
 HIGHEST_POWER = 3
+FLOAT64 = Arithmetic(np.float64, np)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Setting:
         """Is e finite in IEEE arithmetic where the old states are still empty, whatever finite the new ones are?"""
         old = [s for s in self.formula.moving if s in e.free_symbols]
         others = sorted(e.free_symbols - set(old), key=str)
-        f = sp.lambdify([*old, *others], e, "numpy")
+        f = function_of([*old, *others], e, FLOAT64)
         starts = [np.float64(self.start(s)) for s in old]
         points = [[np.float64(v) for v in p] for p in sample_points(others)]
         with np.errstate(all="ignore"):
@@ -267,7 +269,7 @@ def _absorbing(s: Setting) -> Node | None:
         if not node.axes & s.formula.bound or not node.dtype.is_float:
             continue
         others = sorted(s.formula.expr.free_symbols - {symbol}, key=str)
-        f = sp.lambdify([symbol, *others], s.formula.expr, "numpy")
+        f = function_of([symbol, *others], s.formula.expr, FLOAT64)
         with np.errstate(all="ignore"):
             values = [f(np.float64(-math.inf), *map(np.float64, p)) for p in sample_points(others)]
         if all(v == 0 for v in values):
