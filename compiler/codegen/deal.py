@@ -85,7 +85,8 @@ class Layout:
         return sum(s.mask for s in self.spreads)
 
     def restrict(self, axes: Iterable[str]) -> Layout:
-        kept = tuple(a for a in self.axes if a in set(axes))
+        wanted = set(axes)  # which may come one by one
+        kept = tuple(a for a in self.axes if a in wanted)
         return Layout(kept, tuple(self.spread(a) for a in kept))
 
     def serves(self, other: Layout) -> bool:
