@@ -50,6 +50,10 @@ def _conversion(array: Array, dtype: DType) -> str:
 def as_numpy(value: Any, what: str) -> Array:
     """`value` as an array over the same memory. Raises `TypeError` where it is no array, `ValueError` where it lies on
     another device."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what} is a masked array; a kernel sees no mask: pass x.filled(…), or x.data to ignore it"
+        )
     if isinstance(value, np.ndarray):
         return value
     if is_torch(value):

@@ -11,7 +11,6 @@ import hashlib
 import linecache
 import pickle
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +24,7 @@ from llvmlite import binding
 from numba import types
 from numba.core import compiler, config, serialize
 from numba.core.caching import NullCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.environment import Environment
 from numba.core.runtime import nrt
@@ -33,6 +33,7 @@ from numba.np.numpy_support import from_dtype
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
 from .collecting import collecting_paused
+from .forks import ForkedLock, unlocked_in_forks
 from .generated import prepare
 from .host import host
 from .threads import UNSHARED
@@ -49,7 +50,8 @@ _dumped: Any = serialize.dumps
 _environment: Any = Environment
 _memory: Any = nrt
 _modules: dict[tuple[str, str, bool], ModuleType] = {}
-_guard = threading.Lock()
+_guard = ForkedLock()
+unlocked_in_forks(global_compiler_lock)
 
 
 def build(source: str, path: str | Path | None = None, edited: bool = False) -> dict[str, Kernel]:

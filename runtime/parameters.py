@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,6 +158,10 @@ def _real(value: Any, what: str, dtype: DType) -> float:
         return float(value.__float__() if hasattr(value, "__float__") else operator.index(value))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{what} is {value!r}; a number ({dtype}) is what it takes") from error
+    except OverflowError as error:
+        raise ValueError(
+            f"{what} is an integer beyond {sys.float_info.max:.3g}, the largest float"
+        ) from error
 
 
 def _whole(value: Any, what: str, dtype: DType) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -207,7 +208,13 @@ class _Crew:
                 return None
             self.count += 1
         worker = _Worker()
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError as refused:  # as where a container limits how many there may be
+            with self.lock:
+                self.count -= 1
+            warnings.warn(f"kernels run on fewer threads: {refused}", RuntimeWarning, stacklevel=2)
+            return None
         return worker
 
 

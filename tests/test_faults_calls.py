@@ -155,6 +155,25 @@ def test_remembered_calls_still_see_what_changes() -> None:
         add(x, y[1:])
 
 
+@pytest.mark.parametrize("target", ["cpu", "interp"])
+def test_numbers_and_arrays_that_no_target_takes(target: str) -> None:
+    program = tl.parse("kernel k(x: f32[N], s: f32, n: i32) -> y: f32[N] { y[i] = x[i] * s + f32(n) }")
+    kernel, x = tl.compile(program["k"], target=target), np.ones(3, np.float32)
+    for _ in range(2):
+        assert kernel(x, 2.0, 1).tolist() == [3, 3, 3]
+    for arguments, failure, says in (
+        ((x, 10**400, 1), ValueError, "`s` is an integer beyond 1.8e.308"),
+        ((x, 2.0, 2**31), ValueError, "`n` is 2147483648; i32 holds"),
+        ((x, 2.0, np.uint64(2**63)), ValueError, "`n` is 9223372036854775808"),
+        ((x, 2.0, True), TypeError, "`n` is True"),
+        ((np.ma.masked_array(x), 2.0, 1), TypeError, "`x` is a masked array"),
+    ):
+        with pytest.raises(failure, match=says):
+            kernel(*arguments)
+    with pytest.raises((TypeError, ValueError), match="0 arrays"):
+        kernel(x, 2.0, 1, out=())
+
+
 def test_remembered_calls_that_write_to_given_arrays() -> None:
     add = tl.compile(tl.load(ROOT / "examples" / "vector_add.tile")["vector_add"])
     x, y, out = normal(0, 16), normal(1, 16), np.zeros(16, np.float32)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import os
 import threading
+import time
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
 
 from tileloom.compiler.codegen import cpu
 from tileloom.compiler.elaborate import elaborate
 from tileloom.compiler.tile_text import parse_module
 from tileloom.dsl.load import parse
-from tileloom.runtime import bench, kernels, memory, threads
+from tileloom.runtime import bench, forks, kernels, memory, threads
 from tileloom.runtime.intrinsics.tasks import take_first, take_next
 from tileloom.runtime.launch import Kernel
 
@@ -371,6 +374,46 @@ def test_a_forked_child_can_call(blend: Kernel) -> None:
         child.join(60)
     assert child.exitcode == 0
     assert queue.get() == float(y.sum())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_waits_until_nothing_is_compiled() -> None:
+    held, lock = threading.Event(), forks.ForkedLock()
+
+    def compile_for_a_while() -> None:
+        with global_compiler_lock, lock:
+            held.set()
+            time.sleep(0.2)
+
+    def compile_in_child() -> None:
+        with global_compiler_lock, lock:
+            pass
+
+    thread = threading.Thread(target=compile_for_a_while)
+    thread.start()
+    held.wait()
+    child = multiprocessing.get_context("fork").Process(target=compile_in_child)
+    child.start()
+    child.join(60)
+    thread.join()
+    assert child.exitcode == 0
+
+
+def test_where_no_thread_can_be_started_the_caller_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "_crew", threads._Crew())
+    with monkeypatch.context() as m, threads.thread_limit(3):
+        m.setattr(threading.Thread, "start", refuse)
+        runs = np.zeros(100, np.int64)
+        with pytest.warns(RuntimeWarning, match="fewer threads: can't start"):
+            threads.run_tasks(count_runs, 100, runs)
+        assert (runs == 1).all()
+    with threads.thread_limit(3):
+        threads.run_tasks(count_runs, 100, runs)
+    assert (runs == 2).all()
+    assert threads._crew.count > 0
 
 
 # ---------------------------------------------------------------- measuring

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from .dsl.types import NAMES, DType
 from .execution import CannotRun, Run, gpu_target, interpret, interpret_module
 from .programs import load, parse
 from .runtime.arrays import deliver
+from .runtime.forks import ForkedLock
 from .runtime.host import host
 from .runtime.ready import CallKey, Ready, call_key
 from .variants import Variant, Variants
@@ -141,7 +141,7 @@ class CompiledKernel:
     _device_ready: dict[CallKey, DeviceReady] = field(default_factory=dict, repr=False)
     _native: tuple[NativeCall, ...] = field(default=(), repr=False)
     """The latest calls on a device that came again, each of which says itself whether a call is like it."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: ForkedLock = field(default_factory=ForkedLock, repr=False)
     _told_of_copies: bool = field(default=False, repr=False)
     call_remarks: tuple[Remark, ...] = field(default=(), repr=False)
     """What was found of calls on a device, which `explain` tells after what was decided of the code."""
@@ -179,7 +179,7 @@ class CompiledKernel:
         if self.machine.is_cuda:
             return self._on_device(positional, named, out)
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
-        key = call_key(positional, named, outs)
+        key = call_key(positional, named, outs) if out is None or outs else None
         ready = self._ready.get(key)
         if ready is not None:
             values = (*positional, *named.values())

@@ -14,6 +14,7 @@ from .dsl.suggest import did_you_mean
 from .dsl.syntax import Kernel, Param
 from .dsl.types import NAMES, DType
 from .runtime.arrays import as_numpy
+from .runtime.parameters import scalar
 
 Array = npt.NDArray[Any]
 Scalar = bool | int | float
@@ -115,6 +116,8 @@ def _fits(kernel: Kernel, p: Param, value: Scalar, dtypes: Mapping[str, DType]) 
         raise TypeError(f"{kernel.name.name}: `{name}` is {value!r}; it is bool, so True or False is needed")
     if dtype.is_integer and isinstance(value, float):
         raise TypeError(f"{kernel.name.name}: `{name}` is {value!r}; it is {dtype}, so an integer is needed")
+    if dtype is not DType.BOOL:
+        scalar(value, f"{kernel.name.name}: `{name}`", dtype)
 
 
 # ---------------------------------------------------------------- dtype parameters
