@@ -138,7 +138,7 @@ def _own_text() -> str:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:40]
 
 
 # ---------------------------------------------------------------- items

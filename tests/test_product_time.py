@@ -105,9 +105,12 @@ def test_stated_lines_bound_what_is_compared() -> None:
 
 
 def test_products_of_other_sizes_take_decisions_of_their_own_on_a_device() -> None:
-    """Tiles that fill the multiprocessors at 4096³ leave most of them idle at 1024³; on a CPU both are cut alike."""
+    """Tiles that fill the multiprocessors at 4096³ leave most of them idle at 1024³; on a CPU sizes up to 2048 are
+    cut alike."""
     small, large, odd = ({"M": n, "N": n, "K": n} for n in (1024, 4096, 4104))
     device = [size_classes(x, SM_90A) for x in (small, large, odd)]
     assert device[0] != device[1] != device[2]
-    assert size_classes(small, CPU) == size_classes(large, CPU)
+    middle = {"M": 2048, "N": 2048, "K": 2048}
+    assert size_classes(small, CPU) == size_classes(middle, CPU) != size_classes(large, CPU)
+    assert size_classes(small, SM_90A) != size_classes(middle, SM_90A)
     assert size_classes({"M": 1, "N": 4096}, SM_90A)["M"] != size_classes({"M": 9, "N": 4096}, SM_90A)["M"]
