@@ -13,6 +13,7 @@ from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade
 from .codegen import cpu, cpu_lanes, cpu_narrow, mma, simt, wgmma
+from .codegen.mma import is_lazy
 from .codegen.near_functions import with_near_functions
 from .codegen.resources import resources
 from .codegen.variants_told import told
@@ -136,6 +137,11 @@ def compile_kernel(
                 "tanh without branches, with an error that results of 16 bits or an exponential do not show"
             )
             remarks.add("applied", "codegen", "near-functions", f"{p.name}: {form}")
+        if p.tier == "mma" and is_lazy(p):
+            remarks.add(
+                "applied", "codegen", "lazy-maximum",
+                f"{p.name}: a maximum moves when it is exceeded by more than 2^8",
+            )  # fmt: skip
     if isinstance(target, CudaTarget):
         fused = over_blocks(fused, asked, target, sizes, machine or rates(target), remarks)
     if not target.is_cuda:

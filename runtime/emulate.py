@@ -287,9 +287,7 @@ class _Block:
             if first[0] == "shuffle":
                 answers = {t: values[t ^ int(e[3])] for t, e in events.items() if e}
             else:
-                of_lanes = [values[t] for t in warp]
-                found = _product(of_lanes) if first[0] == "product" else [of_lanes] * len(warp)
-                answers = dict(zip(warp, found, strict=True))
+                answers = dict(zip(warp, _answers(first[0], [values[t] for t in warp]), strict=True))
 
     def advance(self, thread: int, answer: Any) -> tuple[str, int, Any, int] | None:
         self.state.thread = thread
@@ -311,6 +309,13 @@ class _Block:
         raise KernelFault(
             f"{self.state.kernel}, block {self.state.block}: not all threads reach a {what}: {told}"
         )
+
+
+def _answers(kind: str, lanes: list[Any]) -> list[Any]:
+    """What each lane of a warp gets where all have given a value."""
+    if kind == "product":
+        return _product(lanes)
+    return [int(any(own for (own,) in lanes)) if kind == "vote" else lanes] * len(lanes)
 
 
 def _product(lanes: Sequence[tuple[str, Any, int, Any, int]]) -> list[Array]:

@@ -104,10 +104,10 @@ ATTENTION = """kernel attention<T: f16 | bf16>(q: T[M, D], k: T[N, D], v: T[N, E
 PRODUCT = "scale * sum[d](q[m, d] * k[n, d])"
 
 
-def compiled(score: str, sizes: dict[str, int], dtype: DType = DType.F16) -> Any:
+def compiled(score: str, sizes: dict[str, int], dtype: DType = DType.F16, tier: str = "wgmma") -> Any:
     return compile_kernel(
         tl.parse(ATTENTION.replace("SCORE", score))["attention"], SM_90A, sizes, dtypes={"T": dtype},
-        schedule=parse_schedule("schedule s for attention on cuda:sm_90a { tier wgmma\n tile m by 64, n by 16 }"),
+        schedule=parse_schedule(f"schedule s for attention on cuda:sm_90a {{ tier {tier}\n tile m by 64, n by 16 }}"),
     )  # fmt: skip
 
 
@@ -116,10 +116,12 @@ def steps(*heights: float) -> Array:
     return np.repeat(np.float32(heights), 16)[:70]
 
 
-def test_rows_that_rise_fall_and_jump() -> None:
+@pytest.mark.parametrize("tier", ["wgmma", "mma"])
+def test_rows_that_rise_fall_and_jump(tier: str) -> None:
     """Just below the limit in each step and just above it, down, up by far, from -inf, to inf, and NaN."""
     sizes = {"M": 64, "N": 70, "D": 16, "E": 16}
-    made = compiled(f"{PRODUCT} + w[m, n]", sizes)
+    made = compiled(f"{PRODUCT} + w[m, n]", sizes, tier=tier)
+    assert [p.tier for p in made.module.programs] == [tier]
     assert "new_slack" in made.source
     assert "any_lane" in made.source
     rng = np.random.default_rng(3)
@@ -150,11 +152,12 @@ def test_rows_that_rise_fall_and_jump() -> None:
     assert np.isnan(got[12]).all()
 
 
+@pytest.mark.parametrize("tier", ["wgmma", "mma"])
 @pytest.mark.parametrize("scale", [0.3, 30.0, 1e-30])
-def test_scales_of_any_size(scale: float) -> None:
+def test_scales_of_any_size(scale: float, tier: str) -> None:
     """The limit is one of scores times their scale."""
     sizes = {"M": 64, "N": 70, "D": 16, "E": 16}
-    made = compiled(PRODUCT, sizes, DType.BF16)
+    made = compiled(PRODUCT, sizes, DType.BF16, tier)
     rng = np.random.default_rng(4)
     inputs = {
         n: np.float32(rng.standard_normal((sizes[a], 16))).astype("bfloat16")

@@ -138,6 +138,68 @@ def test_a_line_has_each_element_once_and_eight_rows_meet_no_bank_twice() -> Non
     assert all(len(set(lines[i, j : j + 64])) == 1 for i in range(rows) for j in (0, 64))
 
 
+@pytest.mark.parametrize("columns", [64, 128])
+def test_attention_on_tiles_in_lines(columns: int) -> None:
+    text = ATTENTION.replace("D = 32", f"D = {columns}").replace("N by 32", "N by 64")
+    inputs = {
+        name: drawn(rows, columns, dtype=np.float16) for name, rows in (("q", 70), ("k", 80), ("v", 80))
+    }
+    assert worst(text, inputs, {"scale": 0.0625}, True) <= 4e-3
+
+
+UNMASKED = (
+    ATTENTION.replace(" to m + 64", "").replace("n <= m", "n <= m + 100").replace("fill(-inf)", "fill(0.0)")
+)
+"""A mask that lets all columns through that exist, and a maximum that is no less than 0."""
+
+
+def test_columns_that_do_not_exist_weigh_nothing_whatever_the_scale() -> None:
+    """exp(c · (-inf - r)), which stands in for them, is 0 for a positive c alone."""
+    inputs = {name: drawn(rows, 32, dtype=np.float16) for name, rows in (("q", 70), ("k", 52), ("v", 52))}
+    for scale in (0.0125, -0.0125):
+        assert worst(UNMASKED, inputs, {"scale": scale}, True) <= 4e-3
+    known = UNMASKED.replace("tier mma", "tier mma\n    attributes @positive(scalar = scale)")
+    assert worst(known, inputs, {"scale": 0.125}, True) <= 4e-3
+    asks = [generate(parse_module(x), SM_80).count("select_f32(n_ok") for x in (UNMASKED, known)]
+    assert asks[0] > asks[1] == 0
+
+
+def test_required_conditions_reach_the_tile_program() -> None:
+    text = """kernel attention<T: bf16>(q: T[M, D], k: T[N, D], v: T[N, E], scale: f32) -> o: T[M, E] {
+  require scale > 0
+  p[m, n] = softmax[n](scale * sum[d](q[m, d] * k[n, d]))
+  o[m, e] = sum[n](p[m, n] * v[n, e])
+}
+"""
+    for line, known in (("require scale > 0", True), ("require scale > -1", False)):
+        schedule = parse_schedule("schedule s for attention on cuda:sm_80 { tier mma }")
+        made = compile_kernel(
+            tl.parse(text.replace("require scale > 0", line))["attention"], SM_80,
+            {"M": 64, "N": 64, "D": 32, "E": 32}, dtypes={"T": DType.BF16}, schedule=schedule,
+        )  # fmt: skip
+        assert any(a.name == "positive" for p in made.module.programs for a in p.attributes) == known
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+def test_two_axes_are_compared_with_what_a_tensor_holds(preferred: bool) -> None:
+    """A count over one axis of what lies before each index of another."""
+    text = """module g { tile g(a: bf16[M, K], b: bf16[K, N], cu: i32[B], c: out f32[M, N]) {
+        extents M, K, N, B
+        tier mma
+        for m in M by 32, n in N by 32 parallel {
+            for i in B by 32 carry (count: i64[n] = fill(0)) {
+                yield count + sum[i](where(load cu[i] <= n, 1, 0))
+            }
+            for k in K by 16 carry (s: f32[m, n] = fill(0.0)) {
+                yield s + dot[k](load a[m, k], load b[k, n])
+            }
+            store c[m, n] = s + f32(count)
+        }
+    } }"""
+    inputs = {"a": drawn(32, 32), "b": drawn(32, 64), "cu": np.array([3, 7, 20, 33, 60], np.int32)}
+    assert worst(text, inputs, {}, preferred) == 0
+
+
 def test_a_missing_wait_shows() -> None:
     """The copies land too late: among reads of the elements they are for."""
     module, inputs = parse_module(product("K, N", "k, n")), {"a": drawn(32, 64), "b": drawn(64, 32)}

@@ -35,6 +35,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .deal import Deal, Demand, FragmentDeal, fragment_deal
+from .lazy_maximum import with_lazy_maxima
 from .remembered import remembered
 from .scalar_cuda import Code
 from .simt import Kernel
@@ -46,14 +47,20 @@ from .simt_source import (
     Staged,
     Value,
 )
-from .streams import SIXTEEN, Streams, assumptions, facts_of, only_adds_products, with_named_operands
+from .streams import SIXTEEN, Streams, assumptions, facts_of, with_named_operands
 from .tile_types import Context, contexts, is_product, leaves, rewrite, tile_axes
 
 STEP = 16  # elements of the contracted axis that one instruction takes
 EIGHT_WARPS_FROM = 1 << 15  # elements of a product that eight warps share instead of four
 CHUNK = 8  # elements that one asynchronous copy moves: 16 bytes
+PLAIN_BOUNDS = (9, 0)
+"""The first capability for which bounds of loops in closed form pay: assembled for sm_80, a causal attention spills where
+its bounds come that way, and does not where they come from a reduction."""
 LOG2_E = 1.4426950408889634
 LANE_BITS = 5
+MANY_STATES = 128
+"""Values that a thread carries through loops which compute on partial tiles too, from which on the addresses of lines have
+no registers: attention of 128 columns and any length spills 160 bytes with lines and 128 without (sm_90a)."""
 EIGHT = 8  # rows of a matrix, and its columns: 16 bytes
 
 
@@ -96,9 +103,21 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment. Raises `Unfit`."""
     if target.capability < (8, 0):
         raise Unfit(f"{target.name} has no mma.sync for this shape")
+    from .mma_cascades import CascadeKernel  # which builds on this module
+    from .warpgroup_form import with_plain_bounds
+
     program = with_named_operands(program, rounds=True)
     check(program)
-    return [MatrixKernel(program, target, wide, suffix) for wide, suffix in assumptions(program, CHUNK)]
+    if target.capability >= PLAIN_BOUNDS:
+        program = with_plain_bounds(program)
+    program = with_lazy_maxima(program)
+    return [CascadeKernel(program, target, wide, suffix) for wide, suffix in assumptions(program, CHUNK)]
+
+
+def is_lazy(program: TileProgram) -> bool:
+    """Do maxima of its loops stay where they are while that is not much (`lazy_maximum.py`)?"""
+    ready = with_named_operands(program, rounds=True)
+    return with_lazy_maxima(ready) is not ready
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
@@ -249,16 +268,21 @@ class MatrixKernel(Streams):
         return Staged(buffer, t.axes, tuple(reversed(pitches)))
 
     def is_chunked(self, t: TileType) -> bool:
-        """Rows are whole lines, each round of copies starts at the same place of eight rows, and loops do nothing but add
-        products: where they compute as well, the addresses of lines have no registers."""
+        """Rows are whole lines, and each round of copies starts at the same place of eight rows."""
         if t.dtype not in SIXTEEN or len(t.axes) != 2:
             return False
         rows, columns = (self.tiles[a] for a in t.axes)
         threads, along = self.deal.threads, columns // CHUNK
         whole = rows % EIGHT == 0 and columns % LINE == 0
         even = whole and threads % along == 0 and threads // along % EIGHT == 0
-        loops = [x for x in statements(self.program.body) if isinstance(x, For)]
-        return even and all(map(only_adds_products, loops))
+        return even and not self._is_short_of_registers()
+
+    def _is_short_of_registers(self) -> bool:
+        """Do loops that carry many values compute on partial tiles too?"""
+        loops = [s for s in statements(self.program.body) if isinstance(s, For)]
+        many = max((sum(self.deal.layout(c.type.axes).elements for c in s.carries) for s in loops), default=0)
+        partial = any(s.axis.tile and self.has_tail(s.axis, s.axis.tile) for s in loops)
+        return many >= MANY_STATES and bool(self.continued or partial)
 
     def materialise(self, e: Expr) -> Expr:
         """exp(c * x) -> exp2(c * log2(e) * x) for a c that all lanes share: one product less an element."""

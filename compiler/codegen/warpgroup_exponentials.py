@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...dsl.types import DType
 from ..tile_ir import Apply, Const, Expr, Load, Name, Reduce, TileType, subexpressions
+from .deal import Spread
 from .simt_source import NOWHERE, Value
 from .tile_types import rewrite
 from .warpgroup_masks import RowMasks
@@ -80,6 +81,10 @@ class RowExponentials(RowMasks):
         code = self.emit(self.materialise(e), NOWHERE)
         return self.temporary(name, Value(TileType(DType.F32), scalar=self.assign(name, code)))
 
+    def is_row(self, spread: Spread) -> bool:
+        """Is an axis dealt over lanes as the rows of products are?"""
+        return spread.between
+
     def with_shifts(self, e: Expr) -> Expr:
         """The same expression with its exponentials of differences in terms of shifts."""
         return rewrite(e, self._with_shift)
@@ -89,8 +94,8 @@ class RowExponentials(RowMasks):
         if s is None or s.scale not in self.scales or s.row.name not in self.types:
             return e
         row, own = self.types[s.row.name], self.facts.type_of(s.x, self.types)
-        between = len(row.axes) == 1 and self.deal.layout(row.axes).spreads[0].between
-        if row.dtype is not DType.F32 or own.dtype is not DType.F32 or not between:
+        by_rows = len(row.axes) == 1 and self.is_row(self.deal.alone(row.axes[0]))
+        if row.dtype is not DType.F32 or own.dtype is not DType.F32 or not by_rows:
             return e
         by, _ = self.scales[s.scale]
         slope, lift = self._shift(s)

@@ -35,7 +35,7 @@ from .deal import Spread
 from .loop_states import exponent, running_maxima
 from .mma import RegisterOperand, Unfit
 from .scalar_cuda import Code
-from .simt_source import Point, Registers, Value
+from .simt_source import Registers, Value
 from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
@@ -318,22 +318,6 @@ class Loops(Products):
         self.limits, self.existing_words = {}, {}
         self.zeroed, self.lowest = set(), set()
         self.values, self.types, self.ahead = values, types, ahead
-
-    def zero_beyond(self, weights: Let, axis: str) -> None:
-        """Weights of columns that do not exist are 0, so that neither their sum nor their product has to ask again."""
-        registers = self.values[weights.name].registers
-        if axis not in weights.type.axes or registers is None:
-            return
-        layout = registers.layout
-        if not self.lane_checks(Point(layout, dict.fromkeys(layout.axes, "0")), axis):
-            return
-        self.zeroed.add(weights.name)
-        if self.is_zero_beyond(weights):
-            return
-        for at in self.nest(layout, [], exists=[axis]):
-            element = f"{registers.array}[{at.element(layout)}]"
-            exists = " and ".join(self.conditions(at, [axis]))
-            self.text.line(f"{element} = select_f32({exists}, {element}, f32(0.0))")
 
     def ask_ahead(self, s: Let) -> None:
         """What a step reads from memory for each element, asked for while its products run."""

@@ -1,4 +1,4 @@
-"""Partial tiles in tier `wgmma`: which of a row's elements a thread may see, as the bits of one word.
+"""Partial tiles in tiers `wgmma` and `mma`: which of a row's elements a thread may see, as the bits of one word.
 
 A thread has up to 32 elements of a row, and what bounds them is mostly how far they lie in the row: a mask's comparisons of
 indices, and where the loop and the tensor end. Each such bound becomes a word with a bit for each element, once for a row;
@@ -73,6 +73,22 @@ class RowMasks(AffineRows):
             if name in self.words and name not in self.by_place:
                 self._compute(name, layout, axis)
         return replace(s, value=value)
+
+    def zero_beyond(self, weights: Let, axis: str) -> None:
+        """Weights of columns that do not exist are 0, so that neither their sum nor their product has to ask again."""
+        registers = self.values[weights.name].registers
+        if axis not in weights.type.axes or registers is None:
+            return
+        layout = registers.layout
+        if not self.lane_checks(Point(layout, dict.fromkeys(layout.axes, "0")), axis):
+            return
+        self.zeroed.add(weights.name)
+        if self.is_zero_beyond(weights):
+            return
+        for at in self.nest(layout, [], exists=[axis]):
+            element = f"{registers.array}[{at.element(layout)}]"
+            exists = " and ".join(self.conditions(at, [axis]))
+            self.text.line(f"{element} = select_f32({exists}, {element}, f32(0.0))")
 
     def is_zero_beyond(self, weights: Let) -> bool:
         """Are exponentials 0 on lanes that do not exist, because they are of -inf there, times a positive factor?"""

@@ -455,12 +455,14 @@ def pipeline_attributes(
 ) -> tuple[Attribute, ...]:
     """What a schedule states of copies and tasks of tier `wgmma`, and the scalars that are required to be positive, as
     attributes of the programs with products."""
-    if schedule.tier != "wgmma" or not has_product(program):
+    if schedule.tier not in MATRIX_TIERS or not has_product(program):
         return program.attributes
-    read = {p.name for p in program.params}
-    found = [Attribute("slots", (("tensor", t), ("count", n))) for t, n in schedule.stages if t in read]
-    found += [Attribute("unskewed")] if schedule.skew is False else []
-    found += [Attribute("tasks", (("order", schedule.order),))] if schedule.order else []
+    found: list[Attribute] = []
+    if schedule.tier == "wgmma":
+        read = {p.name for p in program.params}
+        found += [Attribute("slots", (("tensor", t), ("count", n))) for t, n in schedule.stages if t in read]
+        found += [Attribute("unskewed")] if schedule.skew is False else []
+        found += [Attribute("tasks", (("order", schedule.order),))] if schedule.order else []
     scalars = {s.name for s in program.scalars}
     required = {x.name for x in walk(facts) if isinstance(x, Scalar) and positive(x, facts)}
     found += [Positive(n).attribute() for n in sorted(scalars & required)]
