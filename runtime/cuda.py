@@ -22,6 +22,7 @@ import numpy as np
 
 from ..compiler.target import CudaTarget
 from .collecting import collecting_paused
+from .generated import types_asked_once
 from .machine_code import NOT_INSTALLED, Assembled, toolkit_installed
 
 if not toolkit_installed():
@@ -267,33 +268,16 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _types_asked_once(context: Any) -> Iterator[None]:
-    """numba-cuda's look for the type of a call, kept for calls of the same function with the same types: it goes through all
-    that the function could be, raises and catches errors on the way, and a text has thousands of calls but few kinds. One
-    thread at a time."""
+def _call_types_asked_once(context: Any) -> Iterator[None]:
+    """As `types_asked_once`, for operators: numba-cuda tries the types of literals first when it lowers one, mostly in vain.
+    One thread at a time."""
     known: dict[tuple[Any, ...], Any] = {}
-    resolve = context.resolve_function_type
     call_type = BaseFunction.get_call_type
 
-    def resolved(function: Any, args: Any, kws: Any) -> Any:
-        if function in (
-            "static_getitem",
-            "static_setitem",
-        ):  # their second argument is the index itself, a slice perhaps
-            return resolve(function, args, kws)
-        key = function, tuple(args), tuple(sorted(kws.items()))
-        found = known.get(key)
-        if found is None:
-            found = resolve(function, args, kws)
-            if found is not None:
-                known[key] = found
-        return found
-
     def called(function: Any, asking: Any, args: Any, kws: Any) -> Any:
-        """When it lowers an operator, it tries the types of literals first, mostly in vain."""
         if asking is not context:
             return call_type(function, asking, args, kws)
-        key = BaseFunction, function, tuple(args), tuple(sorted(kws.items()))
+        key = function, tuple(args), tuple(sorted(kws.items()))
         found = known.get(key)
         if found is None:
             try:
@@ -305,12 +289,8 @@ def _types_asked_once(context: Any) -> Iterator[None]:
             raise found.with_traceback(None)
         return found
 
-    context.resolve_function_type = resolved
-    try:
-        with _replaced(BaseFunction, "get_call_type", called):
-            yield
-    finally:
-        del context.resolve_function_type
+    with _replaced(BaseFunction, "get_call_type", called):
+        yield
 
 
 def _lowered(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> tuple[Any, str]:
@@ -327,7 +307,8 @@ def _lowered(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> tup
         _lowering,
         numba_compiler.utils.numba_target_override(),
         _replaced(analysis, "compute_live_map", _live_map),
-        _types_asked_once(contexts[0]),
+        types_asked_once(contexts[0]),
+        _call_types_asked_once(contexts[0]),
         collecting_paused(),
     ):
         compiled = numba_compiler.compile_extra(

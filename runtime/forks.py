@@ -29,7 +29,7 @@ class ForkedLock:
 _locks: WeakSet[ForkedLock] = WeakSet()
 
 
-def unlocked_in_forks(lock: Any) -> None:
+def held_over_forks(lock: Any) -> None:
     """Fork only while this thread holds a lock (one that a thread may hold twice): for what another thread may have left
     half done, such as a compiler's tables."""
     if hasattr(os, "register_at_fork"):

@@ -33,7 +33,7 @@ from numba.np.numpy_support import from_dtype
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
 from .collecting import collecting_paused
-from .forks import ForkedLock, unlocked_in_forks
+from .forks import ForkedLock, held_over_forks
 from .generated import prepare
 from .host import host
 from .threads import UNSHARED
@@ -51,7 +51,7 @@ _environment: Any = Environment
 _memory: Any = nrt
 _modules: dict[tuple[str, str, bool], ModuleType] = {}
 _guard = ForkedLock()
-unlocked_in_forks(global_compiler_lock)
+held_over_forks(global_compiler_lock)
 
 
 def build(source: str, path: str | Path | None = None, edited: bool = False) -> dict[str, Kernel]:

@@ -151,7 +151,11 @@ TOOLCHAIN = ("numba-cuda", "numba", "llvmlite", "cuda-core", "cuda-bindings", "n
 def _facts() -> tuple[str, ...]:
     """What machine code depends on besides its source: the toolchain, and the text of the intrinsics."""
     versions = (version(p) for p in TOOLCHAIN)
-    return *versions, _nvvm(), digest_of_files("runtime/intrinsics/*.py", "runtime/cuda.py")
+    return (
+        *versions,
+        _nvvm(),
+        digest_of_files("runtime/intrinsics/*.py", "runtime/cuda.py", "runtime/generated.py"),
+    )
 
 
 def _nvvm() -> str:

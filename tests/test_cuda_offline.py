@@ -275,14 +275,14 @@ def code(sass: str) -> list[str]:
 @needs_toolkit
 def test_subscripts_known_when_compiling_are_typed_each_time() -> None:
     """A slice stands in no table, and their keywords are an empty tuple."""
-    from tileloom.runtime.cuda import _types_asked_once
+    from tileloom.runtime.generated import types_asked_once
 
     class Context:
         def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
             return object()
 
     context = Context()
-    with _types_asked_once(context):
+    with types_asked_once(context):
         for index in (0, slice(1, 2)):
             found = [context.resolve_function_type("static_getitem", (1, index), ()) for _ in range(2)]
             assert found[0] is not found[1]

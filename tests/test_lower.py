@@ -106,6 +106,7 @@ def test_many_queries_share_keys_that_no_cache_holds(keys: int, depth: int, boun
     sizes = {"B": 1, "H": 2, "M": 4096, "N": keys, "D": depth, "E": depth}
     c = compile_kernel(parse(text)["plain_attention"], CPU, sizes)
     assert f"m by {rows}," in c.snapshots["schedule"]
+    assert (rows > 64) == any("reads 4 MB again" in r.message for r in c.remarks)
 
 
 NAMES = {

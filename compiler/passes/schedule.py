@@ -105,7 +105,7 @@ def region_tiles(
     """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
     the device's multiprocessors."""
     if not isinstance(target, CudaTarget):
-        return _cpu_tiles(graph, region, roles, schedule, sizes)
+        return _cpu_tiles(graph, region, roles, schedule, sizes, remarks)
     if schedule.tier not in MATRIX_TIERS or not _on_matrix_units(region):
         if _is_plain_product(region) and _tasks(graph, roles, sizes, BLOCK_TILES) >= (target.sms or 1):
             return BLOCK_TILES
@@ -283,14 +283,15 @@ def _operands(region: Region) -> list[Read]:
 
 
 def _cpu_tiles(
-    graph: Graph, region: Region, roles: Roles, schedule: Schedule, sizes: Mapping[str, int]
+    graph: Graph, region: Region, roles: Roles, schedule: Schedule, sizes: Mapping[str, int], remarks: Remarks
 ) -> TileSizes:
     """Row reductions take one row at a time, all of it in one tile where a core's own cache holds it; reductions across
     rows take many columns at a time, since those lie densely."""
     loops = (*roles.reduced, *roles.serial)
     if roles.contraction_inside or roles.contraction_outside:
         on_units = schedule.tier == MATRIX_TIER
-        return _cpu_product_tiles(graph, region, roles, CPU_MATRIX_TILES if on_units else CPU_TILES, sizes)
+        best = CPU_MATRIX_TILES if on_units else CPU_TILES
+        return _cpu_product_tiles(graph, region, roles, best, sizes, remarks)
     if not loops:
         return CPU_TILES
     if not _along_rows(region, loops[-1]):
@@ -322,7 +323,7 @@ def _bytes_read_again(graph: Graph, region: Region, roles: Roles, sizes: Mapping
 
 
 def _cpu_product_tiles(
-    graph: Graph, region: Region, roles: Roles, best: TileSizes, sizes: Mapping[str, int]
+    graph: Graph, region: Region, roles: Roles, best: TileSizes, sizes: Mapping[str, int], remarks: Remarks
 ) -> TileSizes:
     """Few rows of a cascade make a short tile, which leaves the lanes of vectors to its loop axis; some more, one that they
     fill. A product that would make fewer than `FEWEST_TASKS` tasks is cut smaller, its columns first, since each column is
@@ -330,10 +331,14 @@ def _cpu_product_tiles(
     lengths = [axis_size(graph, a, sizes) or 0 for a in roles.tiled]
     if roles.contraction_inside:
         rows = lengths[0] if lengths and lengths[0] else best.query
-        many = (
-            best is CPU_TILES and rows >= FEWEST_TASKS * CPU_MANY_QUERIES and not _is_bounded(region, roles)
-        )
-        if many and _bytes_read_again(graph, region, roles, sizes) >= CPU_LONG_STREAM:
+        again = _bytes_read_again(graph, region, roles, sizes)
+        many = rows >= FEWEST_TASKS * CPU_MANY_QUERIES and again >= CPU_LONG_STREAM
+        if best is CPU_TILES and many and not _is_bounded(region, roles):
+            remarks.add(
+                "note", "schedule", "cascade-tiles",
+                f"{region.name}: tiles of {CPU_MANY_QUERIES} rows, not {best.query}: each reads {again >> 20} MB again",
+                region.roots[0].span,
+            )  # fmt: skip
             return replace(best, query=CPU_MANY_QUERIES)
         return replace(best, query=next((n for n in CPU_QUERIES if n >= rows), best.query))
     if len(lengths) != 2:

@@ -6,6 +6,7 @@ reads one stream at fixed distances. Columns of b go into panels as wide as a bl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,23 @@ def prefetch(b: Builder, address: Any) -> None:
 def size_of(t: Any) -> int:
     """Bytes of an LLVM element type."""
     return 8 if t == ir.DoubleType() else 4 if t == ir.FloatType() else max(1, int(t.width) // 8)
+
+
+def as_it_lies(
+    b: Builder, given: Side, size: Any, along: Way, across: Way, singly: Callable[[], None]
+) -> None:
+    """Code for a matrix whose rows are dense, one whose columns are, and any other, asked at run time."""
+    with b.if_else(b.icmp_signed("==", given.column, size)) as (dense, other):
+        with dense:
+            along(Side(given.address, given.row, size))
+        with other, b.if_else(b.icmp_signed("==", given.row, size)) as (turned, sparse):
+            with turned:
+                across(Side(given.address, size, given.column))
+            with sparse:
+                singly()
+
+
+Way = Callable[[Side], None]
 
 
 @dataclass(frozen=True)
@@ -95,15 +113,12 @@ class Slivers:
     def _copy(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """The way that suits how the source lies, asked at run time."""
         to, given = sides
-        size = i64(self.size)
-        with b.if_else(b.icmp_signed("==", given.column, size)) as (dense, other):
-            with dense:
-                self.along(b, to, Side(given.address, given.row, size), counts)
-            with other, b.if_else(b.icmp_signed("==", given.row, size)) as (turned, sparse):
-                with turned:
-                    self.across(b, to, Side(given.address, size, given.column), counts)
-                with sparse:
-                    self.singly(b, to, given, i64(0), i64(0), counts)
+        as_it_lies(
+            b, given, i64(self.size),
+            lambda dense: self.along(b, to, dense, counts),
+            lambda turned: self.across(b, to, turned, counts),
+            lambda: self.singly(b, to, given, i64(0), i64(0), counts),
+        )  # fmt: skip
 
     def place(self, b: Builder, to: Side, row: Any, column: Any) -> Any:
         """Where the first element of a column of the sliver that starts with `row` lies."""

@@ -32,6 +32,7 @@ from .product_copies import (
     Left,
     Panels,
     Slivers,
+    as_it_lies,
     least,
     multiple,
     prefetch,
@@ -594,14 +595,12 @@ class _Pack:
             self.ask(b, to, given, counts, size)
 
     def ask(self, b: Builder, to: Side, given: Side, counts: list[Any], size: Any) -> None:
-        with b.if_else(b.icmp_signed("==", given.column, size)) as (dense, other):
-            with dense:
-                self.along(b, to, Side(given.address, given.row, size), counts)
-            with other, b.if_else(b.icmp_signed("==", given.row, size)) as (turned, sparse):
-                with turned:
-                    self.across(b, to, Side(given.address, size, given.column), counts)
-                with sparse:
-                    self.singly(b, to, given, counts)
+        as_it_lies(
+            b, given, size,
+            lambda dense: self.along(b, to, dense, counts),
+            lambda turned: self.across(b, to, turned, counts),
+            lambda: self.singly(b, to, given, counts),
+        )  # fmt: skip
 
     def read(self, b: Builder, at: Side, mask: Any) -> Any:
         return self.widen(b, read_dense(b, at.address, self.source, self.lanes, mask))
