@@ -154,7 +154,7 @@ def test_out_is_written_in_place_and_checked(torch: Any) -> None:
         add(x, x, out=x)
     with pytest.raises(ValueError, match="out for `z`"):
         add(x, x, out=torch.zeros(65, device="cuda"))
-    with pytest.raises(TypeError, match="host's memory"):
+    with pytest.raises(TypeError, match="an array on the CUDA device"):
         add(x, x.cpu().numpy())
 
 
