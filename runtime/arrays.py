@@ -84,7 +84,8 @@ def _from_torch(tensor: Any, what: str) -> Array:
     torch = sys.modules["torch"]
     if tensor.device.type != "cpu":
         raise ValueError(
-            f"{what} lies on {tensor.device}; this kernel was compiled for the CPU: pass it as .cpu()"
+            f"{what} lies on {tensor.device}; this kernel was compiled for the CPU: pass it as .cpu(), or "
+            f"compile with target='cuda' to compute there"
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.dtype == torch.bfloat16:
