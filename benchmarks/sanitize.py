@@ -1,25 +1,29 @@
 """One run of each kind of kernel under NVIDIA's compute-sanitizer: `python benchmarks/sanitize.py [--json FILE]`.
 
 Tools: memcheck (accesses outside of allocations, misaligned ones), racecheck (accesses to shared memory that no barrier
-orders), synccheck (barriers that not all threads reach). Each tool runs one process, which calls every kind through
-`tileloom run` at small sizes and compares with float64 as that command does. The exit status is 1 where a tool reports an
-error or a result is wrong.
+orders), synccheck (barriers that not all threads reach). Each kind has a process of its own under each tool, which calls it
+through `tileloom run` at small sizes and compares with float64 as that command does. The exit status is 1 where a tool
+reports an error or a result is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+AT_ONCE = max(1, min(12, (os.cpu_count() or 1) - 2))
 TOOLS = ("memcheck", "racecheck", "synccheck")
 SANITIZER = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 ATTENTION = ["-D", "B=1", "-D", "H=2", "-D", "G=1", "-D", "M=150", "-D", "N=170"]
@@ -82,29 +86,46 @@ def inside(kinds: list[str]) -> int:
     return failed
 
 
-def checked(tool: str, kinds: list[str], program: str) -> dict[str, Any]:
-    """One tool's verdict: its exit status (99 where it reports an error), counts, and what it printed about errors."""
-    started = time.perf_counter()
-    command = [
-        program,
-        "--tool",
-        tool,
-        "--error-exitcode",
-        "99",
-        sys.executable,
-        __file__,
-        "--inside",
-        *kinds,
-    ]
+def one(tool: str, kind: str, program: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """A process of its own for one kind, and what it said."""
+    command = [program, "--tool", tool, "--error-exitcode", "99", sys.executable, __file__, "--inside", kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    text = done.stdout + done.stderr
-    said = [line for line in text.splitlines() if line.startswith("=========")]
+    return done, done.stdout + done.stderr
+
+
+def checked(tool: str, kinds: list[str], program: str) -> dict[str, Any]:
+    """One tool's verdict: exit statuses other than 0 (99: it reports an error), counts, what it printed of errors."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        made = list(pool.map(lambda kind: one(tool, kind, program), kinds))
+    said = {
+        k: [x for x in text.splitlines() if x.startswith("=========")]
+        for k, (_, text) in zip(kinds, made, strict=True)
+    }
+    failed = {
+        k: (done.returncode, text) for k, (done, text) in zip(kinds, made, strict=True) if done.returncode
+    }
     return {
-        "tool": tool, "status": done.returncode, "seconds": round(time.perf_counter() - started, 1),
-        "kinds": re.findall(r"^== (.*)$", text, re.M), "right": len(re.findall(r"^ok$", text, re.M)),
-        "summary": said[-1:] , "said": said[:60] if done.returncode else [],
-        "output": text[-3000:] if done.returncode not in (0, 99) else "",
+        "tool": tool, "status": {k: code for k, (code, _) in failed.items()},
+        "seconds": round(time.perf_counter() - started, 1),
+        "kinds": kinds, "right": sum(bool(re.search(r"^ok$", text, re.M)) for _, text in made),
+        "summary": dict(Counter(lines[-1] for lines in said.values() if lines)),
+        "said": {k: said[k][:60] for k in failed},
+        "output": {k: text[-3000:] for k, (code, text) in failed.items() if code != 99},
     }  # fmt: skip
+
+
+def warmed(kinds: list[str]) -> None:
+    """Machine code of every kind into the cache, without a tool, so that no tool's process has to make it."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(
+            pool.map(
+                lambda k: subprocess.run(
+                    [sys.executable, __file__, "--inside", k], capture_output=True, check=False
+                ),
+                kinds,
+            )
+        )
 
 
 def main() -> int:
@@ -122,6 +143,7 @@ def main() -> int:
     if program is None:
         print("compute-sanitizer is not installed: it comes with the CUDA toolkit", file=sys.stderr)
         return 2
+    warmed(arguments.kinds)
     rows = [checked(tool, arguments.kinds, program) for tool in arguments.tools.split(",")]
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     record = {"sanitizer": version.strip().splitlines()[-1:], "runs": rows}
@@ -131,9 +153,12 @@ def main() -> int:
             r["status"],
             f"{r['right']} of {len(r['kinds'])} right",
             f"{r['seconds']} s",
-            *r["summary"],
+            r["summary"],
         )
-        print("\n".join(r["said"]), r["output"])
+        for kind in r["status"]:
+            print(
+                f"{kind}: status {r['status'][kind]}", *r["said"][kind], r["output"].get(kind, ""), sep="\n"
+            )
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     return int(any(r["status"] or r["right"] < len(r["kinds"]) for r in rows))
