@@ -34,7 +34,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.core.errors import TypingError
 from numba.core.types import functions
-from numba.cuda import compiler, extending
+from numba.cuda import compiler, cuda_paths, extending
 from numba.cuda.core import analysis
 from numba.cuda.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.cuda.core.transforms import canonicalize_cfg
@@ -43,6 +43,7 @@ from numba.cuda.descriptor import cuda_target as numba_cuda_target
 from numba.cuda.extending import intrinsic
 
 numba_compiler: Any = compiler  # not in their stubs: kernel_fixup, set_launch_bounds
+numba_paths: Any = cuda_paths
 numba_nvvm: Any = nvvm
 numba_extending: Any = extending
 numba_target: Any = numba_cuda_target
@@ -106,9 +107,9 @@ def assemble_one(source: str, name: str, target: CudaTarget) -> Assembled:
     return _assemble_kernel(load(source), name, target)
 
 
-def nvvm_version() -> str:
-    """Of the libNVVM that is used."""
-    return str(numba_nvvm.NVVM().get_version())
+def libnvvm_path() -> str:
+    """Of the library that is used."""
+    return str(numba_paths.get_cuda_paths()["nvvm"].info)
 
 
 def load(source: str) -> dict[str, Any]:

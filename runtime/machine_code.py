@@ -17,6 +17,7 @@ from typing import Any
 
 from ..compiler.target import CudaTarget
 from .cache import Store, digest, digest_of_files, store
+from .libnvvm import libnvvm
 from .versions import version
 
 INSTALL = "pip install '.[cuda]' in the folder of tileloom"
@@ -153,16 +154,6 @@ def _facts() -> tuple[str, ...]:
     versions = (version(p) for p in TOOLCHAIN)
     return (
         *versions,
-        _nvvm(),
+        libnvvm(),
         digest_of_files("runtime/intrinsics/*.py", "runtime/cuda.py", "runtime/generated.py"),
     )
-
-
-def _nvvm() -> str:
-    """The version of libNVVM: of the wheel that has it, else asked of the library of an installed toolkit."""
-    packaged = version("nvidia-nvvm")
-    if packaged != "none":
-        return packaged
-    from . import cuda
-
-    return cuda.nvvm_version()

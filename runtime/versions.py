@@ -14,9 +14,10 @@ from functools import cache
 @cache
 def version(package: str) -> str:
     """The version of an installed package, `none` where there is none."""
-    found = _named_by_folders().get(_normal(package))
-    if found is not None:
-        return found
+    named, unnamed = _installed()
+    found = named.get(_normal(package))
+    if found is not None or not unnamed:
+        return found or "none"
     from importlib import metadata
 
     try:
@@ -26,19 +27,23 @@ def version(package: str) -> str:
 
 
 @cache
-def _named_by_folders() -> dict[str, str]:
-    """Packages by normal name, of folders `name-version.dist-info` (PyPA, "Recording installed projects")."""
-    found: dict[str, str] = {}
+def _installed() -> tuple[dict[str, str], bool]:
+    """Packages by normal name, of folders `name-version.dist-info` (PyPA, "Recording installed projects"), and whether
+    there may be others: in an archive, or with the older metadata whose name need not state a version."""
+    named: dict[str, str] = {}
+    unnamed = False
     for folder in sys.path:
         try:
             names = os.listdir(folder or ".")
         except OSError:
+            unnamed |= os.path.isfile(folder)
             continue
         for name in names:
             if name.endswith(".dist-info"):
                 package, _, told = name.removesuffix(".dist-info").partition("-")
-                found.setdefault(_normal(package), told)
-    return found
+                named.setdefault(_normal(package), told)
+            unnamed |= name.endswith((".egg-info", ".egg", ".egg-link"))
+    return named, unnamed
 
 
 def _normal(package: str) -> str:

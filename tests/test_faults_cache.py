@@ -15,7 +15,9 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -382,3 +384,37 @@ def test_versions_are_those_that_are_installed() -> None:
     assert {"numpy", "lark"} <= {n.lower() for n in names}
     assert {n: version(n) for n in names} == {n: metadata.version(n) for n in names}
     assert version("no-such-package") == "none"
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    from tileloom.runtime import versions
+
+    caches = versions.version, versions._installed
+    for cached in caches:
+        cached.cache_clear()
+    yield versions
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_versions_of_older_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: ModuleType
+) -> None:
+    (tmp_path / "old_one.egg-info").mkdir()
+    (tmp_path / "old_one.egg-info/PKG-INFO").write_text(
+        "Metadata-Version: 1.0\nName: old-one\nVersion: 3.5\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert versions.version("old-one") == "3.5"
+
+
+def test_versions_in_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: ModuleType
+) -> None:
+    with ZipFile(tmp_path / "packages.zip", "w") as archive:
+        archive.writestr(
+            "packed-2.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: packed\nVersion: 2.1\n"
+        )
+    monkeypatch.syspath_prepend(str(tmp_path / "packages.zip"))
+    assert versions.version("packed") == "2.1"

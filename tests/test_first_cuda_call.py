@@ -73,6 +73,12 @@ for x in fake.launches:  # addresses differ between processes
     sizes = tuple(p for p in x.parameters if int.from_bytes(p[:8], "little") < 1 << 20)
     object.__setattr__(x, "parameters", sizes)
 """
+SYSTEM_TOOLKIT = """
+from tileloom.runtime import versions
+installed = versions.version
+versions.version = lambda package: "none" if package == "nvidia-nvvm" else installed(package)
+"""
+"""libNVVM comes from no wheel."""
 COMPILERS = ("numba", "numba_cuda", "llvmlite", "cuda", "sympy", "mpmath", "tileloom.runtime.cuda")
 UNNEEDED = (*COMPILERS, "ml_dtypes", "tileloom.compiler.pipeline", "tileloom.runtime.kernels")
 
@@ -94,8 +100,9 @@ def run(code: str, cache: Path, before: str = "") -> dict[str, Any]:
 
 
 @needs_toolkit
-def test_a_warm_call_needs_no_compiler(tmp_path: Path) -> None:
-    cold, warm = (run(PLAIN, tmp_path) for _ in range(2))
+@pytest.mark.parametrize("before", ["", SYSTEM_TOOLKIT], ids=["wheels", "system toolkit"])
+def test_a_warm_call_needs_no_compiler(tmp_path: Path, before: str) -> None:
+    cold, warm = (run(PLAIN, tmp_path, before) for _ in range(2))
     assert {"numba", "numba_cuda", "tileloom.runtime.cuda"} <= {*cold["modules"]}
     assert [m for m in UNNEEDED if m in warm["modules"]] == []
     assert warm["launched"] == cold["launched"]
