@@ -8,10 +8,11 @@ and evaluated at the call where it is not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce as fold
 from itertools import islice, product
 
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 from .tensor_ir import Apply, Cast, Const, Extent, Index, Node, Read, Reduce, apply, const, walk
 

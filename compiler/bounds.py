@@ -7,10 +7,10 @@ so the ends of its interval are evaluated there. Clamped: it depends on what a t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import reduce as fold
 
 from ..dsl.diagnostics import Diagnostics
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType
 from .affine import ONE, Intervals, Linear, Range, at_least, extremum, inequalities, linear_forms, uniform

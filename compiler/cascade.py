@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType
 from .tensor_ir import Carried, Node, Reduce, apply, carried, replace

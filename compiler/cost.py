@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 
+from ..dsl.records import dataclass
 from . import tile_ir as tile
 from .codegen.placement import distinct
 from .codegen.repeats import repeats

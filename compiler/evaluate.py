@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from ..dsl.records import dataclass
 from .spelling import brief
 from .tensor_ir import Apply, Cast, Const, Extent, Node, Scalar, walk
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType
 from . import tile_ir as tile

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import reduce as fold
 from itertools import pairwise
 
 from ..dsl import syntax
 from ..dsl.diagnostics import Diagnostics
+from ..dsl.records import dataclass
 from ..dsl.source import Source, Span
 from ..dsl.types import NAMES, DType
 from . import tensor_ir as ir

@@ -8,9 +8,10 @@ Each attribute `@name(field = value, …)` is one frozen dataclass below; `meani
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from typing import ClassVar, Literal, TypeVar
 
+from ..dsl.records import dataclass
 from .tile_ir import Attribute
 
 Place = Literal["value", "store", "loop", "grid", "program"]

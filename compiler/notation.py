@@ -10,10 +10,11 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, NoReturn, TypeVar
 
 from ..dsl.diagnostics import refuse
+from ..dsl.records import dataclass
 from ..dsl.source import Source, Span
 from ..dsl.types import NAMES, DType
 

@@ -7,8 +7,7 @@ shared memory in units of 128 bytes, and from compute capability 8.0 on the driv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..dsl.records import dataclass
 from .target import CudaTarget
 
 REGISTER_UNIT = 256

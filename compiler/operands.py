@@ -6,9 +6,9 @@ import math
 import operator
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ..dsl.diagnostics import Diagnostics
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType, compute
 from .tensor_ir import COMPARISONS, LOGICAL, REDUCTIONS, Node, apply, const, reduce

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..dsl.records import dataclass
 from .schedule import Fuse
 
 RUNNING_SCALE = "quantise_with_running_scale"

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ..dsl.diagnostics import refuse
+from ..dsl.records import dataclass
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
 from .cascade import Cascade

@@ -7,10 +7,10 @@ the bare index subscripts. Extents are equal if they are the same node.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
 
 from ..dsl import syntax
 from ..dsl.diagnostics import Diagnostics
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from .tensor_ir import REDUCTIONS, Node
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..dsl.records import dataclass
 from .tensor_ir import Apply, Definition, Node, Reduce, walk
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 
 Kind = Literal["applied", "missed", "note"]

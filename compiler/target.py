@@ -11,9 +11,8 @@ measured on an H200 (design/CUDA.md), the rest stated by the vendor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..dsl.diagnostics import refuse
+from ..dsl.records import dataclass
 
 KIB = 1024
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType, compute, promote
 

@@ -19,9 +19,10 @@ name is a scalar, an extent or an axis's index, the first that is declared; `ext
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from ..dsl.records import dataclass
 from ..dsl.source import Source
 from ..dsl.types import NAMES, DType
 from . import tensor_ir as t

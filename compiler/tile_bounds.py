@@ -7,9 +7,10 @@ axes that are open where they stand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ..dsl.diagnostics import Diagnostics, refuse
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType
 from . import tensor_ir as t

@@ -21,9 +21,10 @@ Whatever only says where or when (layouts, rings, roles, tier) never changes a v
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType
 

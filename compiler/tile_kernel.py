@@ -7,11 +7,11 @@ one, and run without all that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..dsl import syntax as s
 from ..dsl.diagnostics import refuse
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from .tensor_ir import Graph, Tensor
 

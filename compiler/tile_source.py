@@ -23,8 +23,9 @@ shapes, `<D: static>` marks those whose value is compiled in, `<C: extent>` thos
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from ..dsl.records import dataclass
 from ..dsl.source import Source, Span
 from ..dsl.types import NAMES, DType, compute, promote
 from .notation import Token

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
+from ..dsl.records import dataclass
 from ..dsl.types import DType, promote
 from . import tile_ir as tile
 from .tensor_ir import ARITY, COMPARISONS, LOGICAL, REDUCTIONS, operation_type, reduction_type

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn
 
+from ..dsl.records import dataclass
 from ..dsl.source import Span
 from ..dsl.types import DType
 from . import layouts

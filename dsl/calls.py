@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from . import syntax as s
 from .diagnostics import Diagnostics
 from .foreign import FOREIGN_FUNCTIONS
+from .records import dataclass
 from .suggest import did_you_mean
 from .vocabulary import BUILT_IN, CASTS, FUNCTIONS, OUTSIDE, REDUCTIONS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from . import syntax as s
@@ -12,6 +12,7 @@ from .diagnostics import Diagnostics
 from .foreign import FOREIGN_DTYPES
 from .free import Free, Leaks, free_indices
 from .ordering import first_cycle
+from .records import dataclass
 from .source import Span
 from .suggest import did_you_mean
 from .types import NAMES

@@ -8,8 +8,9 @@ Errors are collected in a `Diagnostics` sink and raised once as `TileError`, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from .records import dataclass
 from .source import Span
 
 

@@ -7,10 +7,11 @@ as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from .lex import Token, scan, tokens
 from .parse import parse_file
+from .records import dataclass
 from .source import Source
 from .syntax import Verbatim
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from .diagnostics import Diagnostic, TileError, refuse
 from .foreign import FOREIGN_SIGNS
+from .records import dataclass
 from .source import Source, Span
 
-MAX_FILE_CHARACTERS = 4_000_000
 MAX_NESTING = 200
 MAX_NAME_CHARACTERS = 200
 MAX_NUMBER_CHARACTERS = 400

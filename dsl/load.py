@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
 from . import syntax as s
 from .check import check
 from .diagnostics import Diagnostic, Diagnostics, TileError, refuse
-from .lex import MAX_FILE_CHARACTERS
-from .parse import parse_file
-from .source import Source, Span
+from .records import dataclass
+from .source import MAX_FILE_CHARACTERS, Source, Span
+from .trees import tree
 
 PRELUDE = "prelude.tile"
 
@@ -43,7 +43,7 @@ def _program(source: Source) -> s.Program:
 @cache
 def _prelude() -> s.File:
     path = Path(__file__).parent / PRELUDE
-    return parse_file(Source(PRELUDE, path.read_text(encoding="utf-8")))
+    return tree(Source(PRELUDE, path.read_text(encoding="utf-8")))
 
 
 # ---------------------------------------------------------------- files
@@ -124,7 +124,7 @@ class _Files:
                 self.found.add(*reason.diagnostics)
 
     def _open(self, stack: list[tuple[Path, s.File, Iterator[s.Import]]], source: Source) -> None:
-        file = parse_file(source)
+        file = tree(source)
         imports = (item for item in file.items if isinstance(item, s.Import))
         stack.append((_identity(Path(source.name)), file, imports))
 

@@ -5,25 +5,25 @@ An error costs the statement it stands in, not the file: the statement is report
 
 from __future__ import annotations
 
-import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import lark
 from lark import Lark, Transformer
 from lark.exceptions import UnexpectedToken
 
+from . import shelves
 from . import syntax as s
-from . import trees
 from .diagnostics import Diagnostic, Diagnostics, TileError, refuse
-from .lex import MAX_FILE_CHARACTERS, Token, tokens
+from .lex import Token, tokens
 from .parse_mistakes import Failure, explain
-from .source import Source, Span
+from .records import dataclass
+from .source import MAX_FILE_CHARACTERS, Source, Span
 
 MAX_ERRORS_PER_ITEM = 20
 # Words that begin an item only at the start of a line outside brackets, and are ordinary names elsewhere.
@@ -39,21 +39,6 @@ def parse_file(source: Source) -> s.File:
             None,
             note=f"in {source.name}",
         )
-    if _shelf is None:
-        return _parsed(source)
-    shelf = _shelf()
-    name = _digest(_own_text(), lark.__version__, sys.version, source.text)
-    kept = shelf.get(TREES, name)
-    if kept is not None:
-        return s.File(source, trees.read(kept, source))
-    made = _parsed(source)
-    content = trees.written(made.items)
-    if content is not None:
-        shelf.put(TREES, content, name)
-    return made
-
-
-def _parsed(source: Source) -> s.File:
     found = Diagnostics()
     items: list[s.Item] = []
     sound = True
@@ -86,59 +71,27 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-TABLES, TREES = "tables", "trees"
-"""The groups of entries that hold tables, and trees of texts without errors."""
-
-
-class Shelf(Protocol):
-    """Where bytes outlive the process. What it gives back is unpickled, so only this user may be able to write there."""
-
-    def get(self, group: str, name: str) -> bytes | None: ...
-
-    def put(self, group: str, content: bytes, name: str) -> None: ...
-
-
-_shelf: Callable[[], Shelf] | None = None
-
-
-def keep_tables(shelf: Callable[[], Shelf]) -> None:
-    """Keep the parser tables there, which take ten times as long to build as to read back, and the trees of texts, which a
-    process that has seen none of them before then needs no tables for."""
-    global _shelf
-    _shelf = shelf
-
-
 @cache
 def _lark() -> Lark:
-    """The parser tables, built or read at most once a process. Nodes are built during the parse: no tree is walked."""
+    """The parser tables, built or read (a tenth of the time) at most once a process. Nodes are built during the parse: no
+    tree is walked."""
     grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
-    if _shelf is None:
+    shelf = shelves.shelf()
+    if shelf is None:
         return _built(grammar)
-    shelf = _shelf()
-    name = _digest(grammar, repr(OPTIONS), lark.__version__, sys.version)
-    kept = shelf.get(TABLES, name)
+    name = shelves.digest(grammar, repr(OPTIONS), lark.__version__, sys.version)
+    kept = shelf.get(shelves.TABLES, name)
     if kept is not None:
         return Lark.load(io.BytesIO(kept))
     made = _built(grammar)
     content = io.BytesIO()
     made.save(content)
-    shelf.put(TABLES, content.getvalue(), name)
+    shelf.put(shelves.TABLES, content.getvalue(), name)
     return made
 
 
 def _built(grammar: str) -> Lark:
     return Lark(grammar, transformer=_Build(), **OPTIONS)
-
-
-@cache
-def _own_text() -> str:
-    """What decides which tree a text has: the grammar and the modules beside it."""
-    files = sorted(f for f in Path(__file__).parent.iterdir() if f.suffix in (".py", ".lark"))
-    return _digest(*(part for f in files for part in (f.name, f.read_text(encoding="utf-8"))))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:40]
 
 
 # ---------------------------------------------------------------- items

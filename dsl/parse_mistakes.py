@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from .diagnostics import Diagnostic
 from .foreign import CONTROL_WORDS, ITEM_WORDS
 from .lex import KEYWORDS, TYPES, Token
+from .records import dataclass
 from .source import Span
 from .suggest import did_you_mean
 from .types import NAMES

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from .records import dataclass
+
+MAX_FILE_CHARACTERS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,10 @@ Spans do not take part in equality, so two texts that differ in layout only have
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TypeVar
 
+from .records import dataclass
 from .source import Source, Span
 
 

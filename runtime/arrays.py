@@ -7,13 +7,13 @@ kind. torch is never imported here: a tensor that was passed brings it along.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..compiler.interpreter.elements import NUMPY, element_of
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 
 Array = npt.NDArray[Any]

@@ -17,11 +17,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import IO
+
+from ..dsl.records import dataclass
 
 try:
     import fcntl

@@ -1,5 +1,5 @@
-"""Python's search for cycles, which compilation does without: it makes large graphs and keeps them until it ends, and each
-search goes through all of them, for a fifth of the time."""
+"""Python's search for cycles, which imports and compilation do without: they make much that stays, and each search goes
+through all that there is, for a third of an import's time and a fifth of a compilation's."""
 
 from __future__ import annotations
 

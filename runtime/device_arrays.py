@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..compiler.interpreter.elements import element_of
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 from . import driver
 from .arrays import Array, is_torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..compiler.evaluate import Number
 from ..compiler.target import CudaTarget
 from ..compiler.tensor_ir import Graph
 from ..compiler.tile_ir import TileModule
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 from . import driver
 from .arrays import is_torch, overlaps

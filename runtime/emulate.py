@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..compiler.interpreter.arithmetic import quiet
 from ..compiler.interpreter.elements import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
 from ..compiler.tile_ir import TileModule
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 from .intrinsics.coefficients import TANH_LIMIT, TANH_P, TANH_Q
 

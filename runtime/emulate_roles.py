@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from ..dsl.records import dataclass
 from .emulate import WARP, KernelFault, Local, State, Tensor
 from .intrinsics.operands import ROW_BYTES, STEP, Operand, k_major, mn_major, places
 

@@ -12,7 +12,6 @@ import linecache
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -30,6 +29,7 @@ from numba.core.environment import Environment
 from numba.core.runtime import nrt
 from numba.np.numpy_support import from_dtype
 
+from ..dsl.records import dataclass
 from .cache import Store, digest_of_files, store
 from .cache import digest as digest_of
 from .collecting import collecting_paused

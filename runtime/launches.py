@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..compiler.evaluate import Number
 from ..compiler.interpreter.elements import NUMPY
 from ..compiler.target import CudaTarget
 from ..compiler.tile_ir import TileProgram
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 from . import driver, machine_code
 from .machine_code import Assembled, Variant, variants

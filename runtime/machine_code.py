@@ -11,11 +11,12 @@ import importlib.util
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cache
 from typing import Any
 
 from ..compiler.target import CudaTarget
+from ..dsl.records import dataclass
 from .cache import Store, digest, digest_of_files, store
 from .libnvvm import libnvvm
 from .versions import version

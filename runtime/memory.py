@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compiler.tile_ir import Expr, TileModule
+from ..dsl.records import dataclass
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")

@@ -15,10 +15,10 @@ import ctypes
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..dsl.records import dataclass
 from . import tensor_maps
 from .native_tables import LAUNCH, MAKER, MAP, PLAN, RECORD, SLOT, VIEW, WORD_BYTES
 

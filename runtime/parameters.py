@@ -7,7 +7,6 @@ import math
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..compiler.evaluate import Number, evaluate
 from ..compiler.interpreter.elements import NUMPY
 from ..compiler.tensor_ir import Graph, Node
 from ..compiler.tile_ir import TileModule
+from ..dsl.records import dataclass
 from ..dsl.types import DType
 
 MAX_BYTES = 2**63 - 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..compiler.pipeline import Compilation, compile_kernel
 from ..compiler.target import CPU
 from ..compiler.tensor_ir import Tensor
 from ..dsl.load import parse
+from ..dsl.records import dataclass
 from .bench import processor, repeats_of, sample_s
 from .kernels import build
 from .launch import Kernel

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from ..dsl.records import dataclass
 
 CallKey = tuple[object, ...]
 NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int32, np.int64, np.bool_})

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
 
+from ..dsl.records import dataclass
 from .driver_library import opened
 
 MAP_BYTES, ALIGNMENT = 128, 64

@@ -80,7 +80,14 @@ versions.version = lambda package: "none" if package == "nvidia-nvvm" else insta
 """
 """libNVVM comes from no wheel."""
 COMPILERS = ("numba", "numba_cuda", "llvmlite", "cuda", "sympy", "mpmath", "tileloom.runtime.cuda")
-UNNEEDED = (*COMPILERS, "ml_dtypes", "tileloom.compiler.pipeline", "tileloom.runtime.kernels")
+UNNEEDED = (
+    *COMPILERS,
+    "ml_dtypes",
+    "lark",
+    "tileloom.dsl.parse",
+    "tileloom.compiler.pipeline",
+    "tileloom.runtime.kernels",
+)
 
 
 def run(code: str, cache: Path, before: str = "") -> dict[str, Any]:

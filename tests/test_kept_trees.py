@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tileloom.dsl import parse, trees
+from tileloom.dsl import parse, shelves, trees
 from tileloom.dsl.diagnostics import TileError
 from tileloom.dsl.load import load
 from tileloom.dsl.source import Source
@@ -19,7 +19,7 @@ TEXT = "kernel copied(x: f32[N]) -> y: f32[N] { y[n] = x[n] }\n"
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     store = Store(tmp_path / "cache")
-    monkeypatch.setattr(parse, "_shelf", lambda: store)
+    monkeypatch.setattr(shelves, "_shelf", lambda: store)
     return store
 
 
@@ -29,22 +29,22 @@ def refused() -> None:
 
 def test_a_text_seen_before_needs_no_parser(shelf: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [Source(str(f), f.read_text(encoding="utf-8")) for f in EXAMPLES]
-    first = [parse.parse_file(s) for s in files]
+    first = [trees.tree(s) for s in files]
     monkeypatch.setattr(parse, "_lark", refused)
-    again = [parse.parse_file(s) for s in files]
+    again = [trees.tree(s) for s in files]
     assert again == first
-    assert len(shelf.names(parse.TREES)) == len(files) > 10
+    assert len(shelf.names(shelves.TREES)) == len(files) > 10
     with pytest.raises(AssertionError, match="parsed again"):
-        parse.parse_file(Source("other", TEXT))
+        trees.tree(Source("other", TEXT))
 
 
 def test_spans_name_the_source_that_is_asked_for(shelf: Store) -> None:
     one, other = Source("one.tile", TEXT), Source("other.tile", TEXT)
-    (first,), (second,) = parse.parse_file(one).items, parse.parse_file(other).items
+    (first,), (second,) = trees.tree(one).items, trees.tree(other).items
     assert (first.span.source, second.span.source) == (one, other)
     assert [str(x.span) for x in (first, second)] == ["one.tile:1:1", "other.tile:1:1"]
-    assert len(shelf.names(parse.TREES)) == 1
-    (entry,) = (shelf.folder / parse.TREES).glob("*.entry")
+    assert len(shelf.names(shelves.TREES)) == 1
+    (entry,) = (shelf.folder / shelves.TREES).glob("*.entry")
     assert TEXT.encode() not in entry.read_bytes()
 
 
@@ -52,23 +52,30 @@ def test_a_wrong_text_is_refused_each_time(shelf: Store) -> None:
     source = Source("wrong", "kernel k(x: f32[N]) -> y: f32[N] { y[n] = x[n }\n")
     for _ in range(2):
         with pytest.raises(TileError):
-            parse.parse_file(source)
-    assert shelf.names(parse.TREES) == []
+            trees.tree(source)
+    assert shelf.names(shelves.TREES) == []
 
 
 def test_trees_are_kept_for_the_text_that_parses(shelf: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    parse.parse_file(Source("a", TEXT))
-    monkeypatch.setattr(parse, "_own_text", lambda: "another grammar")
-    parse.parse_file(Source("a", TEXT))
-    assert len(shelf.names(parse.TREES)) == 2
+    trees.tree(Source("a", TEXT))
+    monkeypatch.setattr(trees, "_own_text", lambda: "another grammar")
+    trees.tree(Source("a", TEXT))
+    assert len(shelf.names(shelves.TREES)) == 2
+
+
+def test_trees_are_kept_for_the_parser_that_made_them(shelf: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees.tree(Source("a", TEXT))
+    monkeypatch.setattr(shelves, "_parser", "another Lark")
+    trees.tree(Source("a", TEXT))
+    assert len(shelf.names(shelves.TREES)) == 2
 
 
 def test_what_is_nested_too_deeply_is_not_kept(shelf: Store) -> None:
     text = f"kernel k(x: f32[N]) -> y: f32[N] {{ y[n] = x[n]{' + x[n]' * 2000} }}\n"
-    made = parse.parse_file(Source("deep", text))
+    made = trees.tree(Source("deep", text))
     assert trees.written(made.items) is None
-    assert shelf.names(parse.TREES) == []
-    assert parse.parse_file(Source("deep", text)).items[0].name.name == "k"  # type: ignore[union-attr]
+    assert shelf.names(shelves.TREES) == []
+    assert trees.tree(Source("deep", text)).items[0].name.name == "k"  # type: ignore[union-attr]
 
 
 def test_a_program_of_kept_trees_is_the_same(shelf: Store) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import (
     Apply,

@@ -6,9 +6,10 @@ division and what only the C library computes go one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import (
     Apply,

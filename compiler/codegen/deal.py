@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from ...dsl.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from ...dsl.records import dataclass
 from ..tile_ir import (
     Apply,
     Carry,

@@ -14,9 +14,10 @@ A computed f32 operand that meets a stored 16-bit one is rounded to its type (DE
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...dsl.diagnostics import TileError
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (

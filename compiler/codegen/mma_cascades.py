@@ -9,8 +9,9 @@ for their sum and their product.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ..tile_ir import (
     Apply,
     Dot,

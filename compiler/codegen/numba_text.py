@@ -7,8 +7,8 @@ import keyword
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType, compute, promote
 from ..tile_ir import Expr, TileProgram
 

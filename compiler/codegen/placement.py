@@ -7,10 +7,11 @@ every other tile value is a buffer (scalars are variables). Nothing here depends
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from typing import Any, TypeVar
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType, promote
 from ..tensor_ir import operation_type, reduction_type
 from ..tile_ir import (

@@ -9,8 +9,9 @@ from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ..tile_ir import AxisIndex, Dot, Expr, For, Let, Load, Name, Reduce, Stmt, Store, TileProgram, operands
 from .placement import Steps, bodies, rebuild, run, transform, written
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ...dsl.records import dataclass
 from ..occupancy import Resources
 from ..target import CudaTarget
 from ..tile_ir import TileProgram

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType, compute, promote
 from ..tensor_ir import COMPARISONS, FLOATING, LOGICAL
 

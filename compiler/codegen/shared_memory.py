@@ -7,8 +7,9 @@ entering a loop everything counts as read and written, for the back edge leads t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 
 ALIGN = 8  # buffers start at multiples of 8 elements: 16 bytes for 16-bit floats

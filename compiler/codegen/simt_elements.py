@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...dsl.diagnostics import refuse
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (

@@ -6,8 +6,9 @@ import keyword
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType, compute
 from ..tile_ir import (
     Const,

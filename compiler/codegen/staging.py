@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Slots, find_all
 from ..target import CudaTarget

@@ -8,9 +8,10 @@ rows for granted as `simt_elements.Wide` says; else 4, which also turns a tile r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (

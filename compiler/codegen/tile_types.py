@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import reduce
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType, promote
 from ..tensor_ir import operation_type, reduction_type
 from ..tile_ir import (

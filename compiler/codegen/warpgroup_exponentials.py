@@ -10,8 +10,8 @@ are subtracted without error, and numbers that differ are too far apart for the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import Apply, Const, Expr, Load, Name, Reduce, TileType, subexpressions
 from .deal import Spread

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import (
     Apply,

@@ -11,8 +11,9 @@ Computing warpgroups take turns at starting their products, so that one computes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Unskewed, find
 from ..tile_ir import (

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Positive, find_all
 from ..tile_ir import (

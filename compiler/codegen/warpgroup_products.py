@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import Dot, Expr, Let, Name, subexpressions
 from .deal import Layout

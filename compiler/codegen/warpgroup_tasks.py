@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import cast
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Tasks, find
 from ..schedule import TaskOrder

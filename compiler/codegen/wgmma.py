@@ -13,9 +13,10 @@ What this tier does not take it refuses with the reason, `Unfit`; the program th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...dsl.diagnostics import TileError
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Unskewed, find
 from ..schedule import TaskOrder

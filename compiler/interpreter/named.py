@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...dsl.records import dataclass
 from .arithmetic import Array
 
 Axes = tuple[str, ...]

@@ -7,10 +7,10 @@ The step is the one that lower emits, read from the same data, so a wrong repair
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..cascade import COMBINE, Cascade, State, identity, merge
 from ..tensor_ir import Apply, Cast, Const, Extent, Index, Node, Read, Reduce, Scalar, carried

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import Literal
 
 import numpy as np
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType, promote
 from ..calls import check_call, extents_of
 from ..evaluate import Number, evaluate

@@ -10,12 +10,13 @@ A tile holds only the lanes that exist, so an axis at its extent's tail is simpl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import (
     Apply,

@@ -6,10 +6,11 @@ Only bounds are evaluated, so this costs little at any size; grid axes that no b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from ...dsl.records import dataclass
 from ..tile_ir import (
     AxisIndex,
     Expr,

@@ -17,10 +17,11 @@ Guards against states that are still empty are in `guards`, proofs in `proofs`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ...dsl.records import dataclass
 from ..cascade import Cascade, Refusal, State
 from ..options import RUNNING_SCALE
 from ..region import conjuncts

@@ -7,10 +7,11 @@ than all the rest of a derivation. It is left for what stands in no table here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy as sp
+
+from ...dsl.records import dataclass
 
 FUNCTIONS = {sp.exp: "exp", sp.log: "log", sp.tanh: "tanh", sp.sin: "sin", sp.cos: "cos", sp.Abs: "fabs"}
 """The names that libraries of mathematics have for them."""

@@ -8,11 +8,11 @@ intermediate, the prediction of the choice and of its opposite.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from itertools import combinations
 
 from ...dsl.diagnostics import TileError
+from ...dsl.records import dataclass
 from ...dsl.source import Span
 from .. import tile_ir as tile
 from ..cascade import Cascade

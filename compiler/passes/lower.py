@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from dataclasses import replace as with_fields
 from typing import Literal
 
+from ...dsl.records import dataclass
 from ...dsl.source import Span
 from ...dsl.types import DType
 from .. import tensor_ir as t

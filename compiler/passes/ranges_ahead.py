@@ -18,8 +18,9 @@ only ranges that decide about skipping a tile are replaced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..cascade import IDENTITY, typed
 from ..remarks import Remarks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from itertools import product as ranges
 from math import comb
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import sympy as sp
 
+from ...dsl.records import dataclass
 from ..cascade import Exponent, Obligation, State, identity
 from ..region import conjuncts
 from ..tensor_ir import Apply, Cast, Node, Reduce, apply, const, reduce, replace, walk

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...dsl.diagnostics import refuse
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..codegen.cpu_narrow import TIER as MATRIX_TIER
 from ..codegen.staging import CHUNK

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from .. import tensor_ir as t
 from .. import tile_ir as tile

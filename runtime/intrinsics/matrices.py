@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -16,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from ...dsl.records import dataclass
 from .vectors import I8, I64, array_item
 
 Builder = Any

@@ -15,13 +15,13 @@ operands and sums, as 0 (the same manual, volume 2, TDPBF16PS and VDPBF16PS).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ...dsl.records import dataclass
 from ..host import tiles_permitted
 from .matrices import Side, call_once, i64, moved, steps
 from .tile_products import transposed

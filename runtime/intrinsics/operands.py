@@ -7,7 +7,8 @@ its columns are the contracted axis, MN-major where its rows are [PTX ISA 9.0, 9
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from ...dsl.records import dataclass
 
 STEP = 16  # of the contracted axis, one instruction
 ROW_BYTES = 128

@@ -7,11 +7,11 @@ reads one stream at fixed distances. Columns of b go into panels as wide as a bl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
+from ...dsl.records import dataclass
 from .matrices import Builder, Side, i64, moved, routine, steps
 from .vectors import I8, I32, I64, REGISTER_BYTES, call, read_dense, suffix, write_dense
 

@@ -8,12 +8,12 @@ in turn for what they are called after, so that a matrix that lies turned is a m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
+from ...dsl.records import dataclass
 from .matrices import Builder, Side, folded_steps, i64, routine, steps
 from .product_copies import LINE, prefetch
 from .vectors import (

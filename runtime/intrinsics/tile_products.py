@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ...dsl.records import dataclass
 from .matrices import Matrix, Side, folded_steps, routine
 from .matrices import call_once as _call_once
 from .matrices import i64 as _i64

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ...dsl.records import dataclass
 from .vectors import call, constant, element, features, joined, lanes_from, suffix, vector_of
 
 HAS_SCALE = "avx512f" in features()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .runtime.collecting import collecting_paused
+
 if TYPE_CHECKING:
     from .api import CompiledKernel, TileError, compile, load, parse
     from .functions import attention, layernorm, matmul, rmsnorm, softmax
@@ -36,7 +38,9 @@ def __getattr__(name: str) -> Any:
     """Public names load on first use, so that `tileloom --help` waits for no compiler."""
     if name not in __all__:
         raise AttributeError(f"module 'tileloom' has no attribute {name!r}")
-    found = getattr(import_module(f".{'functions' if name in FUNCTIONS else 'api'}", __name__), name)
+    with collecting_paused():
+        module = import_module(f".{'functions' if name in FUNCTIONS else 'api'}", __name__)
+    found = getattr(module, name)
     globals()[name] = found
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from .arguments import Array, Scalar
 from .compiler.evaluate import evaluate
 from .compiler.interpreter.arithmetic import element
 from .compiler.tensor_ir import Graph, Reduce, walk
+from .dsl.records import dataclass
 from .dsl.types import DType
 
 EPSILON = {DType.F64: 2.0**-52, DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from .compiler.target import CPU, CudaTarget, Target, target
 from .compiler.tensor_ir import Graph
 from .compiler.tile_kernel import TilesKernel
 from .dsl.diagnostics import TileError
+from .dsl.records import dataclass
 from .dsl.syntax import ProgramKernel, Verbatim
 from .dsl.types import NAMES, DType
 from .execution import CannotRun, Run, gpu_target, interpret, interpret_module

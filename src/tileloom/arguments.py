@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .compiler.interpreter.elements import NUMPY, element_of
+from .dsl.records import dataclass
 from .dsl.suggest import did_you_mean
 from .dsl.syntax import Kernel, Param
 from .dsl.types import NAMES, DType

@@ -7,7 +7,7 @@ import runpy
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from .compiler.explain import task_bytes
 from .compiler.pipeline import Compilation
 from .compiler.tensor_ir import Graph
 from .compiler.tile_kernel import TilesKernel
+from .dsl.records import dataclass
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
 from .execution import interpret, interpret_module

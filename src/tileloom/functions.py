@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import numpy as np
 from .api import REMEMBERED_CALLS, CompiledKernel, compile, parse
 from .arguments import Array
 from .compiler.interpreter.elements import element_of
+from .dsl.records import dataclass
 from .dsl.types import DType
 from .runtime.arrays import as_numpy, deliver
 from .runtime.ready import CallKey, call_key

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .api import CompiledKernel
 from .bench import Case, Variant, median_ms
 from .compiler.pipeline import Compilation
+from .dsl.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ from .compiler.tensor_ir import (
 from .compiler.tensor_ir import (
     Scalar as ScalarNode,
 )
+from .dsl.records import dataclass
 from .dsl.types import DType
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 from .compiler.elaborate import elaborate
@@ -12,11 +12,13 @@ from .compiler.tile_kernel import TilesKernel, tiles_kernel
 from .dsl import load as texts
 from .dsl import syntax
 from .dsl.diagnostics import refuse
-from .dsl.parse import keep_tables
+from .dsl.records import dataclass
+from .dsl.shelves import keep
 from .dsl.types import DType
 from .runtime.cache import store
+from .runtime.versions import version
 
-keep_tables(store)
+keep(store, version("lark"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from .compiler.tensor_ir import Graph
 from .compiler.tensor_text import print_graph
 from .compiler.tile_kernel import TilesKernel
 from .compiler.tile_text import print_module
+from .dsl.records import dataclass
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
 from .execution import Run, on_gpu, runnable
