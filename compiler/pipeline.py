@@ -143,8 +143,7 @@ def compile_kernel(
                 "applied", "codegen", "lazy-maximum",
                 f"{p.name}: a maximum moves when it is exceeded by more than 2^8",
             )  # fmt: skip
-    if isinstance(target, CudaTarget):
-        fused = over_blocks(fused, asked, target, sizes, machine or rates(target), remarks)
+    fused = over_blocks(fused, asked, target, sizes, machine or rates(target), remarks)
     if not target.is_cuda:
         cpu_lanes.remark(fused.module, remarks)
     verify_module(fused.module, "lower")
@@ -192,7 +191,7 @@ def refuse_spills(asked: Schedule, fused: Fused, target: CudaTarget) -> None:
 def over_blocks(
     fused: Fused,
     asked: Schedule,
-    target: CudaTarget,
+    target: Target,
     sizes: Mapping[str, int],
     machine: Rates,
     remarks: Remarks,

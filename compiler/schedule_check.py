@@ -65,9 +65,9 @@ class _Check:
         self.error("E0607", what, "tier", help=f"there is {', '.join(tiers)}")
 
     def gpu_lines(self) -> None:
-        """Lines about warpgroups, copies and blocks have no meaning on a CPU."""
+        """Lines about warpgroups and copies have no meaning on a CPU."""
         given = {"warpgroups": self.s.warpgroups, "skew": self.s.skew is not None, "order": self.s.order}
-        given |= {f"stage {t}": n for t, n in self.s.stages} | {f"split {a}": n for a, n in self.s.splits}
+        given |= {f"stage {t}": n for t, n in self.s.stages}
         for line in (k for k, x in given.items() if x and not self.target.is_cuda):
             self.error(
                 "E0607", f"`{line}` is for a GPU, not for {self.target.name}", line, help="leave the line out"

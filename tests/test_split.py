@@ -22,6 +22,7 @@ from tileloom.compiler.tile_text import parse_module, print_module
 from tileloom.compiler.verify import verify_module
 from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
+from tileloom.runtime.threads import thread_limit
 
 Array = np.ndarray[Any, Any]
 TOTAL = "kernel total(x: f32[M, N]) -> y: f32 {\n  y = sum[m, n](x[m, n])\n}\n"
@@ -121,6 +122,51 @@ def test_sizes_decide(text: str, sizes: dict[str, int], parts: int) -> None:
     assert all(f"over {parts} blocks" in r.message for r in told)
 
 
+@pytest.mark.parametrize(
+    ("text", "sizes", "parts"),
+    [
+        (TOTAL, {"M": 1 << 13, "N": 1 << 13}, 16),
+        (TOTAL, {"M": 64, "N": 64}, 1),  # it takes less than handing it over
+        (LARGEST, {"M": 8, "N": 1 << 22}, 2),  # 8 tasks make 16
+        (LARGEST, {"M": 1 << 13, "N": 1 << 13}, 1),  # a task a row is enough
+        (PRODUCT, {"M": 8, "N": 1024, "K": 8192}, 8),
+        (PRODUCT, {"M": 64, "N": 64, "K": 8192}, 1),  # rows enough to copy operands for
+        (ATTENTION.replace("n <= m", "n >= m"), {"M": 1, "N": 1 << 18, "D": 64, "E": 64}, 16),
+    ],
+)
+def test_sizes_decide_on_a_cpu(text: str, sizes: dict[str, int], parts: int) -> None:
+    made = compiled(text, sizes, target=CPU)
+    assert {p.shape[0].value for p in made.module.scratch} == ({parts} if parts > 1 else set())  # type: ignore[union-attr]
+    told = [r.message for r in made.remarks if r.pass_name == "split"]
+    assert len(told) == (parts > 1)
+    assert all(f"over {parts} tasks" in message for message in told)
+
+
+def test_parts_on_a_cpu_give_the_same_bits_on_any_number_of_threads() -> None:
+    """Attention of one query and a product of few rows, with fewer keys than parts too, against float64."""
+    attend = tl.compile(tl.parse(ATTENTION.replace(" | n <= m", ""))["attention"], schedule=SPLIT_ATTENTION)
+    for n in (1, 5, 700, 3000):
+        q, k, v = drawn(1, 64), drawn(n, 64), drawn(n, 64)
+        s = 0.3 * q.astype(float) @ k.astype(float).T
+        weights = np.exp(s - s.max())
+        with thread_limit(1):
+            o, lse = attend(q, k, v, scale=0.3)
+        with thread_limit(3):
+            again = attend(q, k, v, scale=0.3)
+        assert np.array_equal(o, again[0])
+        assert np.array_equal(lse, again[1])
+        np.testing.assert_allclose(o, weights @ v / weights.sum(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(lse, np.log(weights.sum(1)) + s.max(1), rtol=1e-6)
+    multiply = tl.compile(tl.parse(PRODUCT)["product"])
+    a, b = np.rint(drawn(8, 8192)), np.rint(drawn(8192, 1024))
+    with thread_limit(2):
+        assert np.array_equal(multiply(a, b), 2 * a.astype(float) @ b)
+    assert multiply.stages["tile"].count("product_parts") >= 1
+
+
+SPLIT_ATTENTION = (
+    "schedule s for attention on cpu {\n    fuse all\n    tile m by 8, n by 64\n    split n by 16\n}"
+)
 DIVIDED = {"M": 16, "N": 8, "K": 16384}
 
 

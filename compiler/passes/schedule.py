@@ -357,6 +357,8 @@ def _cpu_product_tiles(
             return replace(best, row=_whole(lengths[0]), stack=stack)
     row, column = best.row, best.column
     fewest = FEWEST_THIN_TASKS if thin is not None and lengths[0] <= FEW_ROWS else FEWEST_TASKS
+    if fewest == FEWEST_THIN_TASKS and lengths[0] * min(column, lengths[1]) * depth >= SPLIT_TASK:
+        return best  # its sum is divided (passes/split.py), and each part reads whole rows
     while others * -(-lengths[0] // row) * -(-lengths[1] // column) < fewest and max(row, column) > 64:
         if min(row, lengths[0]) * min(column, lengths[1]) * depth < LARGEST_TASK:
             break
@@ -391,6 +393,8 @@ def _whole(length: int) -> int:
 
 LARGEST_TASK = 1 << 21
 """Products of a task that is not cut further: some 30 µs."""
+SPLIT_TASK = 4 * LARGEST_TASK
+"""Products of a task of few rows whose sum is long enough to be divided."""
 THIN_COLUMNS = 4096
 """Rows of the other operand that lie one after another in memory come faster the longer they are."""
 FEWEST_THIN_TASKS = 2

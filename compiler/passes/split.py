@@ -1,11 +1,12 @@
-"""split: a reduction whose grid has too few tasks for a GPU is divided over blocks (DESIGN 4.3, 4.6).
+"""split: a reduction whose grid has too few tasks for a GPU, or for a CPU's threads, is divided (DESIGN 4.3, 4.6).
 
     for m in M carry (s = 0) { … yield s + sum[n](…) }        becomes two programs:
     for part in P { for m in M from first to end carry … ; store parts[part] = s }
     for part in P carry (s = 0) { yield s + sum[part](load parts[part]) } ; what stood after the loop
 
 The parts' states meet by the repair that the cascade itself has (`cascade.merge`): an attention's parts as well as a sum's.
-Each part is visited by one block and parts are merged in one order, so the same call gives the same bits.
+Each part is visited by one block (of a CPU: as one task) and parts are merged in one order, so the same call gives the same
+bits, on however many threads.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from .. import tensor_ir as t
 from .. import tile_ir as tile
 from ..cascade import COMBINE, Cascade, identity
 from ..codegen.tile_types import static_value
+from ..cost import estimate, predict, rates
 from ..product_time import Product, parts_of
 from ..remarks import Remarks
 from ..schedule import stem
-from ..target import CudaTarget
+from ..target import CPU, CudaTarget, Target
 from ..tile_ir import (
     Apply,
     Attribute,
@@ -58,6 +60,9 @@ OTHER_BLOCKS = 8
 LEAST_PRODUCT_TILES = 8  # tiles of the loop that a part of a product has at least
 LEAST_ELEMENTS = 1 << 15  # elements that a part of another reduction reads at least
 MOST_PARTS = 1024
+THREAD_TASKS = 16  # tasks that a reduction on a CPU is divided into, all in all
+THIN = 8  # rows or columns of a product that is not worth copying its operands for
+LEAST_PART_S = 2.5e-4  # predicted seconds of such a task
 LEAST_TILE = 4  # an axis of the merge is not cut smaller
 LARGE_STATE = 1024  # elements of a state from which its tile alone keeps a block busy
 
@@ -85,7 +90,7 @@ def split(
     program: TileProgram,
     cascades: Sequence[Cascade],
     sizes: Mapping[str, int],
-    target: CudaTarget,
+    target: Target,
     remarks: Remarks,
     stated: Mapping[str, int],
 ) -> tuple[tuple[TileProgram, ...], tuple[Param, ...]]:
@@ -97,17 +102,23 @@ def split(
         return (program,), ()
     asked = next((a for a in _nest(chain) if stem(a.name) in stated), None)
     axis = asked or _longest(chain, sizes)
-    parts = stated[stem(axis.name)] if asked else _parts(program, chain, axis, sizes, target)
+    if asked:
+        parts = stated[stem(axis.name)]
+    elif isinstance(target, CudaTarget):
+        parts = _parts(program, chain, axis, sizes, target)
+    else:
+        parts = _parts_on_threads(program, chain, axis, sizes)
     if parts < 2:
         return (program,), ()
     remarks.add(
         "applied", "split", "reduction-over-blocks",
-        f"{program.name}: {axis.name} is divided over {parts} blocks for each of {_tasks(chain, sizes)}; a second launch "
-        "merges their states",
+        f"{program.name}: {axis.name} is divided over {parts} {'blocks' if target.is_cuda else 'tasks'} for each of "
+        f"{_tasks(chain, sizes)}; a second launch merges their states",
         chain.visits[0].span,
     )  # fmt: skip
     programs, scratch = split_into(program, cascade, axis.name, parts)
-    return (overlapped(programs) if target.has_dependent_launch else programs), scratch
+    overlaps = isinstance(target, CudaTarget) and target.has_dependent_launch
+    return (overlapped(programs) if overlaps else programs), scratch
 
 
 def overlapped(programs: tuple[TileProgram, ...]) -> tuple[TileProgram, ...]:
@@ -218,6 +229,18 @@ def _parts(
         elements = lines * math.prod(static_value(a.extent, dict(sizes)) or 1 for a in _nest(chain))
         most = min(tiles, elements // LEAST_ELEMENTS)
     found = min(wanted // _tasks(chain, sizes), most, MOST_PARTS)
+    return 1 << (found.bit_length() - 1) if found > 1 else 1
+
+
+def _parts_on_threads(program: TileProgram, chain: _Chain, axis: LoopAxis, sizes: Mapping[str, int]) -> int:
+    """A power of two: enough tasks for a CPU's threads, whose number is not asked for, since it must not change results;
+    none predicted to take less than handing it over is worth."""
+    product = _product(chain, sizes) if len(chain.visits) == 1 else None
+    if product is not None and min(product.rows, product.columns) > THIN:
+        return 1  # copies of its operands are cut along all three axes already
+    one = replace(rates(CPU), units=1)
+    seconds = predict(estimate(program, sizes), one).seconds
+    found = min(THREAD_TASKS // _tasks(chain, sizes), _tiles(axis, sizes), int(seconds / LEAST_PART_S))
     return 1 << (found.bit_length() - 1) if found > 1 else 1
 
 
