@@ -104,34 +104,24 @@ def sizes(m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
     return (("M", m), ("N", n), ("K", k))
 
 
+TRANSPOSITIONS = {
+    "NT": ("m, k", "n, k"),
+    "NN": ("m, k", "k, n"),
+    "TN": ("k, m", "k, n"),
+    "TT": ("k, m", "n, k"),
+}
+"""Subscripts of both operands; the second letter is that of BLAS for a matrix [N, K]."""
+
+
 def products() -> list[tuple[str, Kernel, tuple[int, int, int]]]:
-    found = [
-        (f"gemm NT bf16 {n}", Kernel(product_text("m, k", "n, k"), "bf16", sizes(n, n, n)), (n, n, n))
-        for n in SQUARES
-    ]
-    for name, a, b in (("NN", "m, k", "k, n"), ("TN", "k, m", "k, n"), ("TT", "k, m", "n, k")):
-        found.append(
-            (
-                f"gemm {name} bf16 4096",
-                Kernel(product_text(a, b), "bf16", sizes(4096, 4096, 4096)),
-                (4096,) * 3,
-            )
-        )
-    found.append(
-        (
-            "gemm NT f16 4096",
-            Kernel(product_text("m, k", "n, k"), "f16", sizes(4096, 4096, 4096)),
-            (4096,) * 3,
-        )
-    )
-    for m, n, k in SHAPES:
-        found.append(
-            (
-                f"gemm NT bf16 {m}x{n}x{k}",
-                Kernel(product_text("m, k", "n, k"), "bf16", sizes(m, n, k)),
-                (m, n, k),
-            )
-        )
+    wanted = [("bf16", t, (n, n, n)) for t in TRANSPOSITIONS for n in SQUARES]
+    wanted += [("f16", "NT", (n, n, n)) for n in SQUARES]
+    wanted += [("bf16", "NT", shape) for shape in SHAPES]
+    found = []
+    for dtype, t, shape in wanted:
+        size = str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
+        kernel = Kernel(product_text(*TRANSPOSITIONS[t]), dtype, sizes(*shape))
+        found.append((f"gemm {t} {dtype} {size}", kernel, shape))
     return found
 
 
