@@ -73,8 +73,10 @@ def test_equally_fast_tilings_are_not_divided() -> None:
     [
         ((4096, 4096, 4096), (128, 256)),
         ((512, 6144, 4096), (128, 192)),  # 128 tiles, not 96 or 192
-        ((512, 11008, 4096), (128, 176)),  # 252 tiles: two waves of 132, not 2.6
-        ((2048, 11008, 4096), (128, 240)),  # 736 tiles in six waves, as 688 of 256 columns
+        ((512, 11008, 4096), (128, 168)),  # 264 tiles: two whole waves of 132
+        ((2048, 11008, 4096), (128, 232)),  # 768 tiles in six waves, as 688 of 256 columns
+        ((512, 32000, 4096), (128, 248)),  # 520 tiles in four waves, as 500 of 256 columns
+        ((64, 11008, 4096), (64, 96)),  # one warpgroup: steps of 16
         ((1, 4096, 4096), (64, 32)),  # 128 multiprocessors read weights
     ],
 )  # fmt: skip
