@@ -157,7 +157,6 @@ class Block:
             "expect_bytes": self.expect_bytes, "map_address": lambda x: x, "prefetch_map": lambda x: None,
             "commit_boxes": self.commit_boxes, "shared_start": lambda: START, "announce": self.announce,
             "publish_shared": lambda: self.unpublished.pop(self.state.thread, None), "uniform": int, "opaque": int,
-            "quotient": lambda a, b: int(a) // int(b) if b else 0,
             "matrix_address": lambda a: (int(a) & SLACK - 1) >> 4,
         }  # fmt: skip
         made |= {f"load_box_{n}d": self.load_box for n in range(1, 6)}

@@ -65,7 +65,8 @@ class CascadeKernel(RowExponentials):
         super()._give_names()
 
     def imports(self) -> dict[str, set[str]]:
-        return {"warpgroup": {VOTE}} if any(f"{VOTE}(" in x for x in self.text.out) else {}
+        votes = {VOTE} if any(f"{VOTE}(" in x for x in self.text.out) else set[str]()
+        return {"warpgroup": votes | super().imports().get("warpgroup", set())}
 
     def is_row(self, spread: Spread) -> bool:
         """Rows lie over the lanes of a warp, above the two bits that tell a row's columns apart."""

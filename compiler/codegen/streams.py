@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 from ...dsl.records import dataclass
 from ...dsl.types import DType
@@ -40,7 +41,7 @@ from .scalar_cuda import Code, convert
 from .shared_memory import ALIGN, Touched
 from .simt import Kernel
 from .simt_elements import Wide
-from .simt_source import LINE, Point, Staged, Value, arena_bytes, starts_late
+from .simt_source import LINE, NOWHERE, Point, Staged, Value, arena_bytes, starts_late
 from .tile_types import Facts, leaves, rewrite, static_value, tile_axes
 
 SIXTEEN = (DType.F16, DType.BF16)
@@ -48,6 +49,7 @@ MOST_STAGES, LEAST_STAGES = 3, 2
 BLOCKS_PER_SM = 2  # a deeper ring than lets so many blocks share a multiprocessor does not pay
 BESIDE_STATES = 90  # registers of a thread for fragments and indices, beside what its loop carries
 RESERVED_BYTES = 2048  # of each block's shared memory: the driver's, and small tiles
+CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
 GROUP = 8  # rows of tiles that are visited together
 ASYNC_COPIES = (8, 0)  # the first capability that has them
 
@@ -191,10 +193,75 @@ class Streams(Kernel):
         self.stages = MOST_STAGES
         self.continued = continued(program.body) if self.joins_loops else set()
         self.waiting: list[For] = []
+        self.grid_axes: tuple[LoopAxis, ...] = ()
+        self.shared_scalars: dict[Expr, Expr] | None = None
         super().__init__(program, target, wide, suffix)
+
+    def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        self.grid_axes = axes
+
+    def _lengths_differ(self, axes: tuple[LoopAxis, ...]) -> bool:
+        """Do tiles of the last axis of the grid, the only one that is cut into tiles, tell how long loops are?"""
+        loops = [s.axis for s in statements(self.program.body) if isinstance(s, For)]
+        free = all(a.lo is None and a.hi is None for a in axes)
+        plain = bool(axes) and free and axes[-1].tile is not None and all(a.tile is None for a in axes[:-1])
+        return plain and any(a.lo is not None or a.hi is not None for a in loops)
+
+    def _looped_bytes(self) -> str:
+        """What the loops of one task read, at most."""
+        read: dict[str, str] = {}
+        for s in (x for x in statements(self.program.body) if isinstance(x, For)):
+            extent = self.emit(s.axis.extent, NOWHERE).operand
+            for x in s.body:
+                if isinstance(x, Let) and isinstance(x.value, Load) and s.axis.name in x.type.axes:
+                    row = prod(self.tiles[a] for a in x.type.axes if a != s.axis.name) * x.type.dtype.bytes
+                    read[x.value.tensor] = f"{extent} * {row}"
+        return " + ".join(read.values()) or "1"
+
+    def _longest_first(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """The tiles with the longest loops first, of as many of the other indices together as read what fits into the level
+        2 cache: a device gives its next block to the first multiprocessor that has room, and short ones fill the end.
+
+        All of this is 32 bits wide, and `quotient_here` keeps it inside the task, for a loop that carries the sums of an
+        attention has no register for what all tasks share.
+        """
+        loops = [s.axis for s in statements(self.program.body) if isinstance(s, For)]
+        others = self._small("others", " * ".join(counts[:-1]) or "1")
+        fit = f"quotient_here({CACHED_BYTES}, {self._looped_bytes()})"
+        together = self._small("together", f"max(min({fit}, {others}), 1)")
+        count = self._small("rounds", counts[-1])
+        group, inside = self._divided("task", f"i32({together} * {count})", "group", "inside")
+        start = self._small("start", f"{group} * {together}")
+        some = self._small("some", f"min(i32({others} - {start}), {together})")
+        tile, rest = self._divided(inside, some, "tile", "rest")
+        first_is_longest = any(a.lo is not None and a.hi is None for a in loops)
+        number = f"i64({tile})" if first_is_longest else f"(i64({count}) - 1 - i64({tile}))"
+        self.text.line(f"{self.axis_names[axes[-1].name].first} = {number} * {axes[-1].tile}")
+        rest = self._small("other", f"{start} + {rest}")
+        for i in range(len(axes) - 2, -1, -1):
+            here = rest
+            if i:
+                rest = self._small("rest", f"quotient({here}, {counts[i]})")
+                here = f"{here} - {rest} * {counts[i]}"
+            self.text.line(f"{self.axis_names[axes[i].name].index} = i64({here})")
+
+    def _divided(self, number: str, by: str, *names: str) -> tuple[str, str]:
+        """Quotient and remainder, of these names."""
+        whole = self._small(names[0], f"quotient({number}, {by})")
+        return whole, self._small(names[1], f"{number} - {whole} * {by}")
+
+    def _small(self, name: str, text: str) -> str:
+        """A variable of 32 bits."""
+        return self.assign(name, Code(f"i32({text})", DType.I32))
+
+    def imports(self) -> dict[str, set[str]]:
+        return {"warpgroup": {"quotient", "quotient_here"}} if self._lengths_differ(self.grid_axes) else {}
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles of a product in groups of GROUP rows, rows fastest: blocks that run together read the same tiles."""
+        if self._lengths_differ(axes):
+            self._longest_first(axes, counts)
+            return
         two = axes[-2:]
         plain = len(two) == 2 and all(a.tile is not None and a.lo is None and a.hi is None for a in two)
         if not plain or any(
@@ -271,6 +338,36 @@ class Streams(Kernel):
         found = self.hoisted(e)
         assert isinstance(found, Load)
         return found
+
+    def _scalar_name(self, e: Expr) -> Expr:
+        """What the subscripts of a loop's tensors share is one variable: a loop has no register for it twice."""
+        if self.shared_scalars is None:
+            return super()._scalar_name(e)
+        if e not in self.shared_scalars:
+            self.shared_scalars[e] = super()._scalar_name(e)
+        return self.shared_scalars[e]
+
+    def _node(self, e: Expr, args: list[Code], at: Point) -> Code:
+        """Quotients of indices that the grid counts take 32 bits: after a call of the division of 64 bits, the assembler
+        takes the threads of a warp for diverged, and writes a loop with shuffles anew for each of them (sm_80)."""
+        match e:
+            case Apply(op="floordiv", args=(a, b)) if self._is_counted(a) and self._is_extent(b):
+                return Code(f"small_floordiv_i64({args[0].text}, {args[1].text})", DType.I64)
+        return super()._node(e, args, at)
+
+    def _is_counted(self, e: Expr) -> bool:
+        """Is it an index or an extent of an axis of the grid, or a quotient of one? A launch has fewer than 2^31 blocks."""
+        match e:
+            case AxisIndex(axis=axis):
+                return any(a.name == axis and a.tile is None and a.lo is None for a in self.grid_axes)
+            case ExtentRef():
+                return any(a.extent == e and a.tile is None and a.hi is None for a in self.grid_axes)
+            case Apply(op="floordiv", args=(a, b)):
+                return self._is_counted(a) and self._is_extent(b)
+        return False
+
+    def _is_extent(self, e: Expr) -> bool:
+        return isinstance(e, ExtentRef) or self._is_counted(e)
 
     def copy(self, c: Copy, t: TileType, staged: Staged, conditions: tuple[str, ...] = ()) -> None:
         """Start copying a tile; chunks that do not exist, or for which a condition fails, become zero."""
@@ -386,7 +483,9 @@ class Streams(Kernel):
         last, size = chain[-1], chain[-1].axis.tile or 1
         whole = next((x for x in chain if is_full(x)), None) if len(chain) > 1 else None
         given = {c.load: let.name for let, c in each[-1]}
+        self.shared_scalars = {}
         streams = [(let, replace(c, load=self._with_scalars(c.load))) for let, c in each[-1]]
+        self.shared_scalars = None
         lets = [let for let, _ in streams]
         self.stages = self._depth(lets, last)
         rings = {let.name: self._ring(let) for let in lets}

@@ -438,6 +438,15 @@ def mod_i64(a: Any, b: Any) -> Any:
     return i64(0) if b == 0 else i64(a % b)
 
 
+small_floordiv_i64 = _instruction(
+    i64,
+    (i64, i64),
+    "{.reg .b32 whole, by; .reg .b64 less; add.s64 less, $2, -1; min.u64 less, less, 2147483646; add.s64 less, less, 1; "
+    "cvt.u32.u64 whole, $1; cvt.u32.u64 by, less; div.u32 whole, whole, by; cvt.u64.u32 $0, whole;}",
+)
+"""floor(a / b), for 0 <= a < 2^31 - 1 and 0 <= b; 0 for b = 0, which is taken for 2^31 - 1 as what is larger is."""
+
+
 @_function(i32(i64))
 def wrap_i16(x: Any) -> Any:
     return i32(((x + 32768) & 65535) - 32768)

@@ -57,6 +57,8 @@ any_lane = instruction(
 opaque = instruction(i32, (i32,), "mov.b32 $0, $1;", effect=False)
 # [9.7.1.8 div]: of numbers below 2^31, in a fraction of the instructions that 64 bits take; by zero it is any number
 quotient = instruction(i32, (i32, i32), "div.u32 $0, $1, $2;", effect=False)
+quotient_here = instruction(i32, (i32, i32), "div.u32 $0, $1, $2;")
+"""The same where it stands: what it gives is not kept in registers through a loop over tasks."""
 # [9.7.14.5.16 stmatrix]: four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row
 store_matrices = instruction(
     None, (i32, i32, i32, i32, i32), "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
