@@ -17,7 +17,7 @@ from .codegen import cpu, cpu_lanes, cpu_narrow, mma, simt, wgmma
 from .codegen.mma import is_lazy
 from .codegen.near_functions import with_near_functions
 from .codegen.resources import resources
-from .codegen.variants_told import told
+from .codegen.variants_told import ahead_told, told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
 from .occupancy import Resources, most_registers, spilled
@@ -151,6 +151,8 @@ def compile_kernel(
     source = generate(fused.module, target)
     for text in told(source) if isinstance(target, CudaTarget) else ():
         remarks.add("note", "codegen", "variants", text)
+    for text in ahead_told(source) if isinstance(target, CudaTarget) else ():
+        remarks.add("applied", "codegen", "rows-ahead", text)
     statics = {e: n for p in fused.module.programs for e, n in p.statics}
     snapshots = {
         "tensor": print_graph(written),

@@ -146,11 +146,19 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     short = replace(wide, at_most=tuple(rows.items()))
     whole = replace(short, multiples=tuple({**dict(wide.multiples), **rows}.items()))
     return [
-        Kernel(program, target, whole),
-        Kernel(program, target, short, "ragged"),
+        row_kernel(program, target, whole),
+        row_kernel(program, target, short, "ragged"),
         Kernel(program, target, wide, "long"),
         Kernel(program, target, suffix="any"),
     ]
+
+
+def row_kernel(program: TileProgram, target: CudaTarget, wide: Wide, suffix: str = "") -> Kernel:
+    """The kernel of a variant whose tiles hold whole rows."""
+    from .rows_ahead import RowsAhead  # which builds on this module
+
+    ahead = RowsAhead(program, target, wide, suffix)
+    return ahead if ahead.serves and ahead.fills_a_multiprocessor else Kernel(program, target, wide, suffix)
 
 
 def _rows(program: TileProgram) -> list[LoopAxis]:
@@ -211,6 +219,7 @@ class Kernel(Elements):
         self.memory = SharedMemory()
         self.transient: list[Buffer] = []
         self.temporaries = 0
+        self.task = "task"  # the number that a task's indices are decoded from
         self.state = ""  # the carried value that is being updated
         self.parted: dict[
             str, Reduction | None
@@ -542,10 +551,10 @@ class Kernel(Elements):
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Decode the task's number, the last axis fastest."""
-        rest = "task"
+        rest = self.task
         if any(isinstance(x, For) and x.axis.hi is not None for x in statements(self.program.body)):
             # later rows often have longer loops: they start first
-            rest = "tasks - 1 - task"
+            rest = f"tasks - 1 - {self.task}"
         for i in range(len(axes) - 1, -1, -1):
             a, names = axes[i], self.axis_names[axes[i].name]
             rest = rest if rest.isidentifier() else self.assign("backwards", Code(rest, DType.I64))

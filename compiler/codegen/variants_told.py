@@ -1,4 +1,5 @@
-"""When a call runs which variant of a kernel, in words: read from the `LAUNCHES` of generated CUDA source."""
+"""When a call runs which variant of a kernel, and what comes ahead, in words: read from the `LAUNCHES` of generated CUDA
+source."""
 
 from __future__ import annotations
 
@@ -19,6 +20,20 @@ def told(source: str) -> Iterator[str]:
             differ = len({tiers.get(n) for n, _ in variants}) > 1
             named = ((f"`{n}` of tier {tiers[n]}" if differ else f"`{n}`", facts) for n, facts in variants)
             yield f"{program}: a call runs " + "; else ".join(f"{name} {_where(f)}" for name, f in named)
+
+
+def ahead_told(source: str) -> Iterator[str]:
+    """One sentence for each program whose preferred variant has rows of the next task come ahead."""
+    said: set[str] = set()
+    for name, facts in _launches(source):
+        program = facts.get("program", name)
+        if facts.get("ahead") and program not in said:
+            rows = ", ".join(f"`{t}`" for t in facts["ahead"])
+            yield (
+                f"{program}: a row leaves room for one block on a multiprocessor, which takes task after task; the next "
+                f"task's row of {rows} comes to shared memory while it computes"
+            )
+        said.add(program)
 
 
 def _tiers(source: str) -> dict[str, str]:
