@@ -733,6 +733,11 @@ def falling_tanh(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> 
     return -reciprocal(np.float32(1) + exp2(y))
 
 
+def exp_tanh(y: Any, c: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:
+    """What `exp_tanh_f32` computes."""
+    return exp2(np.float32(np.longdouble(-2 * c) * np.longdouble(reciprocal(np.float32(1) + exp2(y))) + np.longdouble(c)))
+
+
 def tanh_plus_one(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:
     """What `tanh_plus_one_f32` computes."""
     return np.float32(2) * reciprocal(np.float32(1) + exp2(y))
@@ -775,11 +780,12 @@ FUNCTIONS: dict[str, Any] = {
     **{f"i{bits}_from_f{n}": _whole(bits) for bits in (32, 64) for n in (32, 64)},
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
     "reciprocal_f32": lambda x: np.float32(1) / np.float32(x), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
-    "flat_tanh_f32": flat_tanh, "falling_tanh_f32": falling_tanh,
+    "flat_tanh_f32": flat_tanh, "falling_tanh_f32": falling_tanh, "exp_tanh_f32": exp_tanh,
     "tanh_plus_one_f32": tanh_plus_one, "near_tanh_f32": near_tanh,
     **{f"select_{t}": lambda condition, a, b: a if condition else b for t in ("f32", "i32")},
     "first_bits_i32": lambda n: wrap(32)((1 << min(n, 32)) - 1),
     "where_bit_f32": lambda word, bit, a, b: a if word & bit else b,
+    "both_signs_f32": lambda word, a, b: word if np.signbit(a) and np.signbit(b) else word & 0x7FFFFFFF,
     "has_bit_i32": lambda word, bit: word & bit != 0,
     "small_floordiv_i64": lambda a, b: a // b if b else 0,
     "floordiv_i64": lambda a, b: a // b if b else 0,

@@ -34,18 +34,20 @@ from .loop_states import RunningMaximum, exponent, running_maxima
 
 def with_falling_tanh(program: TileProgram) -> TileProgram:
     """The same program with its scores lowered by one and halved; itself where that could show."""
+    return replace(program, body=_rewritten(program.body)) if capped_loops(program) else program
+
+
+def capped_loops(program: TileProgram) -> list[For]:
+    """The loops of a program over scores that are tanh, if nothing but softmaxes sees these and no result depends on what
+    is subtracted from them; else none."""
     every = [x for s in statements(program.body) for e in expressions(s) for x in subexpressions(e)]
     capped = sum(isinstance(x, Apply) and x.op == "flat_tanh" for x in every)
     loops = [s for s in statements(program.body) if isinstance(s, For) and running_maxima(s)]
     if not capped or with_lazy_maxima(program) is program:
-        return program
+        return []
     states = {m.state for s in loops for m in running_maxima(s)}
     fits = all(_fits(s, states) for s in loops)
-    return (
-        replace(program, body=_rewritten(program.body))
-        if fits and capped == sum(map(_capped, loops))
-        else program
-    )
+    return loops if fits and capped == sum(map(_capped, loops)) else []
 
 
 def _capped(s: For) -> int:
@@ -56,31 +58,31 @@ def _is_capped(e: Expr) -> bool:
     return isinstance(e, Apply) and e.op == "flat_tanh"
 
 
-def _scores(s: For) -> set[str]:
+def scores_of(s: For) -> set[str]:
     """The values of a step that are tanh, or -inf in places."""
     found: set[str] = set()
     for x in s.body:
-        if isinstance(x, Let) and (_is_capped(x.value) or _unmasked(x.value) in found):
+        if isinstance(x, Let) and (_is_capped(x.value) or unmasked(x.value) in found):
             found.add(x.name)
     return found
 
 
-def _unmasked(e: Expr) -> str:
-    """The value that is -inf where masks say so; empty where it is not that."""
+def unmasked(e: Expr, beside: float = -math.inf) -> str:
+    """The value that is -inf, or another number, where masks say so; empty where it is not that."""
     match e:
-        case Apply(op="where", args=(_, x, Const(value=low))) if low == -math.inf:
-            return x.name if isinstance(x, Name) else _unmasked(x)
+        case Apply(op="where", args=(_, x, Const(value=number))) if number == beside:
+            return x.name if isinstance(x, Name) else unmasked(x, beside)
     return ""
 
 
 def _fits(s: For, states: set[str]) -> bool:
     """Are scores read by nothing but masks, the maximum, which is of nothing else, and its exponentials?"""
     (m,) = running_maxima(s)
-    scores = _scores(s)
+    scores = scores_of(s)
     every = [x for y in statements(s.body) for e in expressions(y) for x in subexpressions(e)]
     every += [x for e in (*s.yields, *s.domain) for x in subexpressions(e)]
     lets = [x.value for x in s.body if isinstance(x, Let)]
-    allowed = [_unmasked(e) for e in lets]
+    allowed = [unmasked(e) for e in lets]
     allowed += [
         x.arg.name for x in every if isinstance(x, Reduce) and x.fn == "max" and isinstance(x.arg, Name)
     ]

@@ -32,6 +32,7 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
+from .bounded_scores import weights_of_tanh
 from .deal import Spread
 from .loop_states import exponent, running_maxima
 from .mma import RegisterOperand, Unfit
@@ -296,12 +297,13 @@ class Loops(Products):
                 self.name_limits(s.axis.name, spread)
         for other in cascade.others:
             self.ask_ahead(other)
+        weighing = weights_of_tanh(s)
         for other in cascade.others:
             made = other if s.axis.name in self.full else self.with_masks(other, s)
             value = self.with_affine(self.with_shifts(made.value), made.type.axes)
             self.statement(replace(made, value=value))
             self.release()
-            if exponent(other.value)[1] is not None:
+            if exponent(other.value)[1] is not None or other.name in weighing:
                 self.zero_beyond(other, s.axis.name)
         factors = {f for m in running_maxima(s) for f in m.factors}
         moved = [t for t in cascade.trails if _factor(t.rest, s.carries[t.state].name) in factors]

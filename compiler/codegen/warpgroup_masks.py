@@ -28,6 +28,7 @@ from ..tile_ir import (
     TileType,
     subexpressions,
 )
+from .bounded_scores import ZERO, weights_of_tanh
 from .deal import Layout, Spread
 from .loop_states import exponent, only_shifted
 from .scalar_cuda import Code
@@ -66,9 +67,14 @@ class RowMasks(AffineRows):
         if not _fits(spread):
             return s
         value = s.value
-        if self.limits.get((axis, spread)) and s.type.dtype is DType.F32 and only_shifted(loop, s.name):
-            value = Apply("where", (self._word(self._existing_word(axis, spread), layout), value, LOWEST))
-            self.lowest.add(s.name)
+        if self.limits.get((axis, spread)) and s.type.dtype is DType.F32:
+            word = self._word(self._existing_word(axis, spread), layout)
+            if only_shifted(loop, s.name):
+                value = Apply("where", (word, value, LOWEST))
+                self.lowest.add(s.name)
+            elif s.name in weights_of_tanh(loop):
+                value = Apply("where", (word, value, ZERO))
+                self.zeroed.add(s.name)
         value = rewrite(value, lambda e: self._masked(e, layout, axis))
         for name in dict.fromkeys(x for x in subexpressions(value) if isinstance(x, Name)):
             if name in self.words and name not in self.by_place:
@@ -78,7 +84,7 @@ class RowMasks(AffineRows):
     def zero_beyond(self, weights: Let, axis: str) -> None:
         """Weights of columns that do not exist are 0, so that neither their sum nor their product has to ask again."""
         registers = self.values[weights.name].registers
-        if axis not in weights.type.axes or registers is None:
+        if axis not in weights.type.axes or registers is None or weights.name in self.zeroed:
             return
         layout = registers.layout
         if not self.lane_checks(Point(layout, dict.fromkeys(layout.axes, "0")), axis):

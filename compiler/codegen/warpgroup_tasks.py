@@ -24,7 +24,7 @@ from .scalar_cuda import Code
 from .simt_source import NOWHERE, grouped
 from .staging import Staging
 from .streams import GROUP
-from .warpgroup_exponentials import RowExponentials
+from .warpgroup_softcaps import RowSoftcaps
 from .warpgroup_form import scalar_values
 
 STEP = "task += i64(cuda.gridDim.x)"
@@ -42,7 +42,7 @@ class Sorted:
     groups: str
 
 
-class TaskRounds(RowExponentials):
+class TaskRounds(RowSoftcaps):
     """The tasks of a kernel. Their numbers are divided in 32 bits: each task starts with several divisions, and those of 64
     bits take four times as long."""
 

@@ -37,6 +37,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from . import mma
+from .bounded_scores import with_bounded_scores
 from .falling_tanh import with_falling_tanh
 from .lazy_maximum import with_lazy_maxima
 from .mma import Unfit
@@ -68,7 +69,7 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     that the copy engine cannot address. Raises `Unfit`."""
     if not target.has_wgmma:
         raise Unfit(f"{target.name} has no wgmma; it is sm_90a's")
-    ready = with_lazy_maxima(with_falling_tanh(prepared(program)))
+    ready = with_lazy_maxima(with_falling_tanh(with_bounded_scores(prepared(program))))
     warpgroups = _warpgroups(ready)
     made: list[WarpgroupKernel] = []
     whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)

@@ -335,6 +335,12 @@ def falling_tanh_f32(y: Any) -> Any:
     return _flat_reciprocal_f32(f32(-1.0) - near_exp2_f32(y))
 
 
+@_function(f32(f32, f32))
+def exp_tanh_f32(y: Any, c: Any) -> Any:
+    """2^(c tanh(x)) of y = 2 x log2(e) as 2^(c - 2c / (1 + 2^y)). Relative error below 2^-21 + |c| 2^-21.3."""
+    return near_exp2_f32(fma_f32(f32(-2.0) * c, _flat_reciprocal_f32(f32(1.0) + near_exp2_f32(y)), c))
+
+
 @_function(f32(f32))
 def tanh_plus_one_f32(y: Any) -> Any:
     """1 + tanh(x) of y = -2 x log2(e) as 2 / (1 + 2^y). Relative error below 2^-20.8 + |y| 2^-24, 0 below 2^-125."""
@@ -477,6 +483,8 @@ where_bit_f32 = _instruction(
     (i32, i32, f32, f32),
     "{.reg .pred p; .reg .b32 t; and.b32 t, $1, $2; setp.ne.b32 p, t, 0; selp.f32 $0, $3, $4, p;}",
 )
+# [9.7.8.6 lop3]: a word whose sign is set where those of a word and two numbers are
+both_signs_f32 = _instruction(i32, (i32, f32, f32), "lop3.b32 $0, $1, $2, $3, 0x80;")
 # a word's lower and upper half as f32
 lower_bf16 = _instruction(f32, (i32,), "{.reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t;}")
 upper_bf16 = _instruction(f32, (i32,), "{.reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t;}")
