@@ -783,6 +783,7 @@ FUNCTIONS: dict[str, Any] = {
     "flat_tanh_f32": flat_tanh, "falling_tanh_f32": falling_tanh, "exp_tanh_f32": exp_tanh,
     "tanh_plus_one_f32": tanh_plus_one, "near_tanh_f32": near_tanh,
     **{f"select_{t}": lambda condition, a, b: a if condition else b for t in ("f32", "i32")},
+    "max_i32": max, "clamp_i32": lambda x, low, high: min(max(x, low), high),
     "first_bits_i32": lambda n: wrap(32)((1 << min(n, 32)) - 1),
     "where_bit_f32": lambda word, bit, a, b: a if word & bit else b,
     "both_signs_f32": lambda word, a, b: word if np.signbit(a) and np.signbit(b) else word & 0x7FFFFFFF,

@@ -95,13 +95,13 @@ class CascadeKernel(RowExponentials):
 
     def loop_body(self, s: For) -> None:
         outer = self.stepping, self.moves, self.shifts
-        known = self.limits, self.existing_words, self.zeroed, self.lowest
+        known = self.limits, self.existing_words, self.gaps, self.zeroed, self.lowest
         self.stepping, self.moves, self.shifts = s, self._moves(s), {}
-        self.limits, self.existing_words, self.zeroed, self.lowest = {}, {}, set(), set()
+        self.limits, self.existing_words, self.gaps, self.zeroed, self.lowest = {}, {}, {}, set(), set()
         for spread in dict.fromkeys(self._spreads(s)):
             self.name_limits(s.axis.name, spread)
         super().loop_body(s)
-        self.limits, self.existing_words, self.zeroed, self.lowest = known
+        self.limits, self.existing_words, self.gaps, self.zeroed, self.lowest = known
         self.stepping, self.moves, self.shifts = outer
 
     def _spreads(self, s: For) -> Iterator[Spread]:

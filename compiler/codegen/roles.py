@@ -63,6 +63,7 @@ class Role(TaskRounds):
 
     tier = "wgmma"
     joins_loops = False
+    narrow_indices = True
 
     def __init__(
         self, program: TileProgram, target: CudaTarget, wide: Wide, suffix: str, warpgroups: int

@@ -71,6 +71,8 @@ class RowElements(MatrixKernel):
     share, kept inside the tile's size."""
 
     reduction = RowReduction
+    narrow_indices = False
+    """Do 32 bits hold every index, for the copy engine takes no others?"""
 
     def _give_names(self) -> None:
         super()._give_names()
@@ -185,12 +187,16 @@ class RowElements(MatrixKernel):
         """What bounds the places of elements that exist."""
         names, a, found = self.axis_names[axis], self.live[axis], []
         if a.hi is not None:
-            found.append(("<=", f"{names.hi} - {names.first} - 1"))
+            found.append(("<=", self._narrow(f"{names.hi} - {names.first} - 1")))
         elif self.has_tail(a, spread.tile):
-            found.append(("<=", f"{self.emit(a.extent, NOWHERE).operand} - {names.first} - 1"))
+            found.append(("<=", self._narrow(f"{self.emit(a.extent, NOWHERE).operand} - {names.first} - 1")))
         if starts_late(a) and not self._starts_a_tile(a):
-            found.append((">=", f"{names.lo} - {names.first}"))
+            found.append((">=", self._narrow(f"{names.lo} - {names.first}")))
         return [(sign, self._limit(spread, sign, bound)) for sign, bound in found]
+
+    def _narrow(self, difference: str) -> str:
+        """A difference of an axis's indices."""
+        return f"i32({difference})" if self.narrow_indices else difference
 
     def _starts_a_tile(self, a: LoopAxis) -> bool:
         return a.lo is not None and ends_tile(a.lo, a, scalar_values(self.program.body))
@@ -198,8 +204,10 @@ class RowElements(MatrixKernel):
     def _limit(self, spread: Spread, sign: str, bound: str) -> str:
         """A bound of 64 bits as one of a thread's places in a tile."""
         low = -1 if sign == "<=" else 0
-        own = self.coordinate(spread)
-        return f"i32(min(max({bound}, {low}), {spread.tile}) - {own} * {spread.run})"
+        own = f"{self.coordinate(spread)} * {spread.run}"
+        if bound.startswith("i32("):
+            return f"i32(clamp_i32({bound}, {low}, {spread.tile}) - {own})"
+        return f"i32(min(max({bound}, {low}), {spread.tile}) - {own})"
 
     def _place_check(self, at: Point, axis: str, sign: str, limit: str) -> str:
         """Compare a lane's place in its tile with a limit."""

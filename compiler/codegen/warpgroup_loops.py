@@ -318,7 +318,7 @@ class Loops(Products):
             assert isinstance(left, RegisterOperand)
             self.pack(t.dot, left, array)
         self.finish()
-        self.limits, self.existing_words = {}, {}
+        self.limits, self.existing_words, self.gaps = {}, {}, {}
         self.zeroed, self.lowest = set(), set()
         self.values, self.types, self.ahead = values, types, ahead
 

@@ -19,6 +19,7 @@ from ...dsl.types import DType
 from ..layouts import Positive, find_all
 from ..tile_ir import (
     Apply,
+    AxisIndex,
     Const,
     Expr,
     For,
@@ -32,11 +33,13 @@ from .bounded_scores import ZERO, weights_of_tanh
 from .deal import Layout, Spread
 from .loop_states import exponent, only_shifted
 from .scalar_cuda import Code
-from .simt_source import Point, Value
+from .simt_source import NOWHERE, Point, Value
 from .tile_types import rewrite
-from .warpgroup_affine import AffineRows
+from .warpgroup_affine import MOST_CONSTANT, AffineRows, linear
 
 BITS = 32
+FAR = 1 << 24
+"""More than tiles, and constants of comparisons, come to."""
 LOWEST = Const(-math.inf, DType.F32)
 
 
@@ -56,6 +59,7 @@ class RowMasks(AffineRows):
         self.words: dict[Name, Word] = {}
         self.rows_of: dict[Name, Callable[[Point], str]] = {}  # words that are computed, and an element's bit
         self.existing_words: dict[tuple[str, Spread], Word] = {}
+        self.gaps: dict[str, str] = {}  # how far tiles lie apart, in a step
 
     def with_masks(self, s: Let, loop: For) -> Let:
         """A statement of a step over a partial tile, with what it asks of a row's elements in words."""
@@ -126,7 +130,7 @@ class RowMasks(AffineRows):
         """A comparison, and(word, word), or(word, word), not(word) -> word."""
         match e:
             case Apply(op="lt" | "le") if self.sign_along(e, axis) is not None:
-                return self._word(self._of_comparison(e, layout.spread(axis), axis), layout)
+                return self._word(self._of_comparison(e, layout, axis), layout)
             case Apply(op="and"):
                 known, rest = self._conjuncts(e)
                 both = [self._word(reduce(_both, known), layout)] if known else []
@@ -162,12 +166,51 @@ class RowMasks(AffineRows):
                 rest.append(x)
         return words, rest
 
-    def _of_comparison(self, e: Apply, spread: Spread, axis: str) -> Word:
+    def _of_comparison(self, e: Apply, layout: Layout, axis: str) -> Word:
+        spread = layout.spread(axis)
+
         def text(row: Point) -> str:
             sign, limit = self.bound(e, axis, spread, row)
             return _bits(spread, sign, self.cut(Code(limit, DType.I32), 0).text)
 
-        return Word(text, (e,))
+        return self._near_word(e, layout, axis) or Word(text, (e,))
+
+    def _near_word(self, e: Apply, layout: Layout, axis: str) -> Word | None:
+        """The word of a comparison of sums of indices, extents and a small constant: from one count of elements for all rows,
+        which lie whole runs apart. How far tiles lie apart is the same for all elements of a step."""
+        sign, (left, right), spread = self.sign_along(e, axis), e.args, layout.spread(axis)
+        terms = linear(Apply("sub", (right, left) if sign == "<=" else (left, right)))
+        if terms is None or sign is None:
+            return None
+        constant = terms.pop(Const(1, DType.I64), 0) + (0 if e.op == "le" else 1 if sign == ">=" else -1)
+        rows = [a for a in layout.axes if a != axis and terms[AxisIndex(a)]]
+        each, (row, *more) = spread.run * spread.step, [*rows, ""]
+        if not row:
+            return None
+        grows, along = terms[AxisIndex(row)], layout.spread(row)
+        fits = row not in self._whole() and along.run == 1 and along.step > 1 and along.stride % each == 0
+        if more != [""] or not fits or abs(grows) > 1 or abs(constant) > MOST_CONSTANT:
+            return None
+        own = f"{grows} * {self.coordinate(along)} + {constant} - {spread.run} * {self.coordinate(spread)}"
+        gap = self._gap({x: n for x, n in terms.items() if n})
+        limit = self.assign("limit", Code(f"i32({gap} + {own})", DType.I32))
+        count = self.assign("count", Code(f"i32({_count(spread, limit, int(sign != '<='))})", DType.I32))
+        step = grows * along.stride // each * spread.run
+        invert = "" if sign == "<=" else "~"
+        return Word(
+            lambda at: f"{invert}first_bits_i32(max_i32(i32({count} + {step} * {at.counters[row]}), 0))"
+        )
+
+    def _gap(self, terms: dict[Expr, int]) -> str:
+        """How far tiles lie apart, as a number of 32 bits that is far from all tiles where theirs is large."""
+        where = {x: self.axis_names[x.axis].first if isinstance(x, AxisIndex) else self.emit(x, NOWHERE).operand for x in terms}
+        apart = " + ".join(f"{n} * {where[x]}" for x, n in terms.items()) or "0"
+        if apart not in self.gaps:
+            between = all(isinstance(x, AxisIndex) for x in terms) and sorted(terms.values()) == [-1, 1]
+            is_narrow = between and self.narrow_indices
+            clamped = f"clamp_i32(i32({apart}), {-FAR}, {FAR})" if is_narrow else f"i32(min(max({apart}, {-FAR}), {FAR}))"
+            self.gaps[apart] = self.assign("gap", Code(clamped, DType.I32))
+        return self.gaps[apart]
 
     def _compute(self, name: Name, layout: Layout, axis: str) -> None:
         """A word for each row, in registers."""
@@ -222,14 +265,13 @@ def _both(a: Word, b: Word) -> Word:
 
 def _bits(spread: Spread, sign: str, limit: str) -> str:
     """The elements of a thread whose places are no more, or no less, than a limit."""
-    if sign == "<=":
-        return f"first_bits_i32({_count(spread, limit, 0)})"
-    return f"~first_bits_i32({_count(spread, limit, 1)})"
+    count = f"i32({_count(spread, limit, int(sign != '<='))})"
+    return f"first_bits_i32({count})" if sign == "<=" else f"~first_bits_i32({count})"
 
 
 def _count(spread: Spread, limit: str, less: int) -> str:
-    """How many of a thread's elements lie at places up to limit - less, which is above minus the step of its runs: of those
-    that are first in their run, of those that are second."""
+    """How many of a thread's elements lie at places up to limit - less: of those that are first in their run, of those
+    that are second. Below the tile it is no more than 0."""
     each = spread.run * spread.step
-    terms = [f"(({limit} + {each - i - less}) >> {each.bit_length() - 1})" for i in range(spread.run)]
-    return f"i32({' + '.join(terms)})"
+    terms = [f"(i32({limit} + {each - i - less}) >> {each.bit_length() - 1})" for i in range(spread.run)]
+    return " + ".join(terms)

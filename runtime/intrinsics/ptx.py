@@ -474,6 +474,9 @@ f32_from_f16 = _instruction(f32, (u16,), "cvt.f32.f16 $0, $1;")  # [9.7.9 cvt]
 f16_from_f32 = _instruction(u16, (f32,), "cvt.rn.f16.f32 $0, $1;")  # [9.7.9 cvt]
 bf16_from_f32 = _instruction(u16, (f32,), "cvt.rn.bf16.f32 $0, $1;")  # [9.7.9 cvt], sm_80 or later
 f32_from_bf16 = _instruction(f32, (u16,), "mov.b32 $0, {0, $1};")  # [9.7.9 mov]: the upper half of an f32
+# [9.7.1.11 min, 9.7.1.12 max]: LLVM would compare and select
+max_i32 = _instruction(i32, (i32, i32), "max.s32 $0, $1, $2;")
+clamp_i32 = _instruction(i32, (i32, i32, i32), "{.reg .s32 t; max.s32 t, $1, $2; min.s32 $0, t, $3;}")
 # [9.7.8 bmsk], sm_70 or later: a word with its n lowest bits set, all of them for an n above 32; n is not negative
 first_bits_i32 = _instruction(i32, (i32,), "bmsk.clamp.b32 $0, 0, $1;")
 # [9.7.7 selp]: a where a word has a bit, else b. All in assembly: LLVM would move the bits of several such tests one by one,
