@@ -735,7 +735,11 @@ def falling_tanh(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> 
 
 def exp_tanh(y: Any, c: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:
     """What `exp_tanh_f32` computes."""
-    return exp2(np.float32(np.longdouble(-2 * c) * np.longdouble(reciprocal(np.float32(1) + exp2(y))) + np.longdouble(c)))
+    return exp2(
+        np.float32(
+            np.longdouble(-2 * c) * np.longdouble(reciprocal(np.float32(1) + exp2(y))) + np.longdouble(c)
+        )
+    )
 
 
 def tanh_plus_one(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:

@@ -54,6 +54,9 @@ def computing(source: str) -> str:
 Seen = Callable[[Any, Any, Any, Any], Any]
 MASKS: dict[str, tuple[Seen, int]] = {
     "": (lambda m, n, of, at: n >= 0, 64),
+    "| n <= m + 1000000": (lambda m, n, of, at: n >= 0, 64),
+    "| n < 3000000 - m": (lambda m, n, of, at: n >= 0, 64),
+    "| n + 50 < M - m": (lambda m, n, of, at: n + 50 < 72 - m, 32),
     "| n <= m": (lambda m, n, of, at: n <= m, 32),
     "| n <= m and m - n < 21": (lambda m, n, of, at: (n <= m) & (m - n < 21), 16),
     "| m - 9 <= n and n < m + 13": (lambda m, n, of, at: (m - 9 <= n) & (n < m + 13), 32),

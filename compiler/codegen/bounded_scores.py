@@ -16,7 +16,6 @@ from ..tile_ir import (
     Apply,
     Cast,
     Const,
-    Dot,
     Expr,
     For,
     Grid,
@@ -62,7 +61,13 @@ def _fits(s: For) -> bool:
 
 def _has_f16(program: TileProgram) -> bool:
     """May weights be rounded to f16?"""
-    every = [x for s in statements(program.body) if isinstance(s, For) for e in _inside(s) for x in subexpressions(e)]
+    every = [
+        x
+        for s in statements(program.body)
+        if isinstance(s, For)
+        for e in _inside(s)
+        for x in subexpressions(e)
+    ]
     loads = {x.tensor for x in every if isinstance(x, Load)}
     casts = any(isinstance(x, Cast) and x.dtype is DType.F16 for x in every)
     return casts or any(program.param(t).dtype is DType.F16 for t in loads)

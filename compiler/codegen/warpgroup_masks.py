@@ -176,7 +176,7 @@ class RowMasks(AffineRows):
         return self._near_word(e, layout, axis) or Word(text, (e,))
 
     def _near_word(self, e: Apply, layout: Layout, axis: str) -> Word | None:
-        """The word of a comparison of sums of indices, extents and a small constant: from one count of elements for all rows,
+        """The word of a comparison of sums of indices, extents and a small constant: one count of elements for all rows,
         which lie whole runs apart. How far tiles lie apart is the same for all elements of a step."""
         sign, (left, right), spread = self.sign_along(e, axis), e.args, layout.spread(axis)
         terms = linear(Apply("sub", (right, left) if sign == "<=" else (left, right)))
@@ -203,12 +203,19 @@ class RowMasks(AffineRows):
 
     def _gap(self, terms: dict[Expr, int]) -> str:
         """How far tiles lie apart, as a number of 32 bits that is far from all tiles where theirs is large."""
-        where = {x: self.axis_names[x.axis].first if isinstance(x, AxisIndex) else self.emit(x, NOWHERE).operand for x in terms}
+        where = {
+            x: self.axis_names[x.axis].first if isinstance(x, AxisIndex) else self.emit(x, NOWHERE).operand
+            for x in terms
+        }
         apart = " + ".join(f"{n} * {where[x]}" for x, n in terms.items()) or "0"
         if apart not in self.gaps:
             between = all(isinstance(x, AxisIndex) for x in terms) and sorted(terms.values()) == [-1, 1]
             is_narrow = between and self.narrow_indices
-            clamped = f"clamp_i32(i32({apart}), {-FAR}, {FAR})" if is_narrow else f"i32(min(max({apart}, {-FAR}), {FAR}))"
+            clamped = (
+                f"clamp_i32(i32({apart}), {-FAR}, {FAR})"
+                if is_narrow
+                else f"i32(min(max({apart}, {-FAR}), {FAR}))"
+            )
             self.gaps[apart] = self.assign("gap", Code(clamped, DType.I32))
         return self.gaps[apart]
 

@@ -19,10 +19,27 @@ from .simt_source import Point, Registers, Value
 from .tile_types import rewrite
 from .warpgroup_exponentials import RowExponentials
 
-NEAR = 0.3125
-"""|x| up to which the polynomial stands for tanh."""
-SERIES = (0.9686718533659832, -0.3085832398775285, 0.12457081785809668)
-"""q of least |x · q(x² - NEAR²) - tanh(x)| on [-NEAR, NEAR], 2^-22.0 (Remez exchange, odd polynomials; the tests measure it)."""
+
+@dataclass(frozen=True)
+class Series:
+    """q for |x| < `bound`: the coefficients of 1, u, u² … of least |x · q(u) - tanh(x)|, u = x² - bound² (Remez exchange
+    over odd polynomials)."""
+
+    bound: float
+    terms: tuple[float, ...]
+
+
+SERIES = (
+    Series(0.5625, (0.9063637852598322, -0.26285624378024336, 0.091507488379436, -0.04104596222657123)),
+    Series(
+        1.0,
+        (
+            0.7615939206598004, -0.17082872651880793, 0.04790709279687365,
+            -0.014910795834162903, 0.0019168518905887033, -0.002839466182384677,
+        ),
+    ),
+)  # fmt: skip
+"""The shortest first; errors below 2^-21."""
 LEAST_FACTOR, MOST_FACTOR = 2.0**-16, 2.0**16
 """Of x, for which powers in coefficients and bounds lie well inside f32."""
 CHAINS = 4
@@ -56,7 +73,7 @@ class RowSoftcaps(RowExponentials):
 
     def _give_names(self) -> None:
         super()._give_names()
-        self.series: dict[tuple[Expr, Const], list[Name]] = {}  # by factor and scale
+        self.series: dict[tuple[Expr, Const], list[list[Name]]] = {}  # by factor and scale
 
     def before_loop(self, found: Iterable[Expr]) -> None:
         """Compute the bound and the coefficients of each softcap, once."""
@@ -66,17 +83,17 @@ class RowSoftcaps(RowExponentials):
         for e in found:
             for c in capped_in(e):
                 if c.key not in self.series and self._is_known(c.factor):
-                    self.series[c.key] = self._series(c)
+                    factor = self._number("factor", _product(c.factor, _f32(1 / DOUBLE_LOG2_E)))
+                    self.series[c.key] = [self._terms(s, factor, c.scale) for s in SERIES]
 
-    def _series(self, c: Capped) -> list[Name]:
+    def _terms(self, s: Series, factor: Name, scale: Const) -> list[Name]:
         """-a² in terms of what stands in registers, and the coefficients, the first first."""
-        factor = self._number("factor", _product(c.factor, _f32(1 / DOUBLE_LOG2_E)))
         size = Apply("abs", (factor,))
         fits = Apply("and", (Apply("le", (_f32(LEAST_FACTOR), size)), Apply("le", (size, _f32(MOST_FACTOR)))))
-        limit = Apply("div", (_f32(NEAR), factor))
+        limit = Apply("div", (_f32(s.bound), factor))
         minus = Apply("where", (fits, Apply("neg", (_product(limit, limit),)), _f32(1.0)))
-        found, power = [self._number("minus_near", minus)], _product(c.scale, factor)
-        for q in SERIES:
+        found, power = [self._number("minus_square", minus)], _product(scale, factor)
+        for q in s.terms:
             found.append(self._number("term", _product(power, _f32(q))))
             power = _product(power, _product(factor, factor))
         return found
@@ -98,34 +115,44 @@ class RowSoftcaps(RowExponentials):
         row, column = target.layout.axes
         for i in range(target.layout.spread(row).count):
             at = Point(target.layout, {row: str(i), column: self.names.fresh(f"{column}_i")})
-            x, element = self.emit(c.x, at).text, f"{target.array}[{at.element(target.layout)}]"
-            _, *terms = (self.emit(n, at).text for n in self.series[c.key])
-            near, signs = self._squares(c, at, column)
-            polynomial = terms[-1]
-            for q in reversed(terms[:-1]):
-                polynomial = f"fma_f32({near}, {polynomial}, {q})"
-            self.text.line(f"if any_lane(i32({signs} >= 0)) == 0:")
-            with self.text.indented(), self._each(at, column):
-                self.text.line(f"{element} = near_exp2_f32({x} * {polynomial})")
-            self.text.line("else:")
-            with self.text.indented(), self._each(at, column):
-                self.text.line(f"{element} = {self.emit(whole, at).text}")
+            self._compute_row(target, c, whole, at, column, self.series[c.key])
 
-    def _squares(self, c: Capped, at: Point, column: str) -> tuple[str, str]:
+    def _compute_row(
+        self, target: Registers, c: Capped, whole: Expr, at: Point, column: str, series: list[list[Name]]
+    ) -> None:
+        """By the first of the series that serves all of a row's elements, or as a whole."""
+        element = f"{target.array}[{at.element(target.layout)}]"
+        if not series:
+            with self._each(at, column):
+                self.text.line(f"{element} = {self.emit(whole, at).text}")
+            return
+        minus, *terms = (self.emit(n, at).text for n in series[0])
+        x = self.emit(c.x, at).text
+        square, signs = self._squares(x, minus, at, column)
+        polynomial = terms.pop()
+        for q in reversed(terms):
+            polynomial = f"fma_f32({square}, {polynomial}, {q})"
+        self.text.line(f"if any_lane(i32({signs} >= 0)) == 0:")
+        with self.text.indented(), self._each(at, column):
+            self.text.line(f"{element} = near_exp2_f32({x} * {polynomial})")
+        self.text.line("else:")
+        with self.text.indented():
+            self._compute_row(target, c, whole, at, column, series[1:])
+
+    def _squares(self, x: str, minus: str, at: Point, column: str) -> tuple[str, str]:
         """t of a row's elements, and a number that is negative where all of them are."""
         count, counter = at.layout.spread(column).count, at.counters[column]
-        near, signs = self.names.fresh("near"), self.names.fresh("signs")
-        minus, x = self.emit(self.series[c.key][0], at).text, self.emit(c.x, at).text
-        self.text.line(f"{near} = registers_f32({count})")
+        squares, signs = self.names.fresh("squares"), self.names.fresh("signs")
+        self.text.line(f"{squares} = registers_f32({count})")
         with self._each(at, column):
-            self.text.line(f"{near}[{counter}] = fma_f32({x}, {x}, {minus})")
+            self.text.line(f"{squares}[{counter}] = fma_f32({x}, {x}, {minus})")
         chains = min(CHAINS, count // 2)
         self.text.line(f"{signs} = registers_i32({chains})")
         for i in range(0, count, 2):
             chain = f"{signs}[{i // 2 % chains}]"
             before = chain if i >= 2 * chains else "i32(-1)"
-            self.text.line(f"{chain} = both_signs_f32({before}, {near}[{i}], {near}[{i + 1}])")
-        return f"{near}[{counter}]", f"({' & '.join(f'{signs}[{i}]' for i in range(chains))})"
+            self.text.line(f"{chain} = both_signs_f32({before}, {squares}[{i}], {squares}[{i + 1}])")
+        return f"{squares}[{counter}]", f"({' & '.join(f'{signs}[{i}]' for i in range(chains))})"
 
     @contextmanager
     def _each(self, at: Point, column: str) -> Iterator[None]:

@@ -24,8 +24,8 @@ from .scalar_cuda import Code
 from .simt_source import NOWHERE, grouped
 from .staging import Staging
 from .streams import GROUP
-from .warpgroup_softcaps import RowSoftcaps
 from .warpgroup_form import scalar_values
+from .warpgroup_softcaps import RowSoftcaps
 
 STEP = "task += i64(cuda.gridDim.x)"
 CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill

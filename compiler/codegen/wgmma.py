@@ -41,6 +41,7 @@ from .bounded_scores import with_bounded_scores
 from .falling_tanh import with_falling_tanh
 from .lazy_maximum import with_lazy_maxima
 from .mma import Unfit
+from .near_functions import with_near_functions
 from .remembered import remembered
 from .roles import MODULES, REGISTERS, ROWS, Loader
 from .simt import Kernel
@@ -53,6 +54,7 @@ from .warpgroup_affine import exact_extents
 from .warpgroup_form import prepared
 from .warpgroup_loops import TURNS
 from .warpgroup_results import WARPS, Results
+from .warpgroup_softcaps import SERIES
 
 THREADS = 128  # of a warpgroup
 COLUMNS = 2  # side by side in one thread (PTX ISA 9.7.15.5.1, registers of wgmma)
@@ -108,8 +110,8 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 @dataclass(frozen=True)
 class Choices:
     """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, how blocks take
-    tasks, whether it has loops that compute between products, with their order, and whether maxima stay where they are while
-    that is not much (`lazy_maximum`)."""
+    tasks, whether it has loops that compute between products, with their order, whether maxima stay where they are while
+    that is not much (`lazy_maximum`), and whether there are none, because tanh bounds scores (`bounded_scores`)."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int], ...]
@@ -117,6 +119,7 @@ class Choices:
     cascades: bool
     skewed: bool
     lazy: bool
+    bounded: bool
 
     def stages(self) -> tuple[tuple[str, int], ...]:
         """Of each tensor's ring."""
@@ -132,7 +135,8 @@ class Choices:
         return (
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
             f"{f'{steps}; ' if self.cascades else ''}"
-            f"{'a maximum moves when it is exceeded by more than 2^8; ' if self.lazy else ''}{ORDERS[self.order]}"
+            f"{'a maximum moves when it is exceeded by more than 2^8; ' if self.lazy else ''}"
+            f"{_told_of_softcaps() if self.bounded else ''}{ORDERS[self.order]}"
         )
 
 
@@ -148,8 +152,18 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
         not all(isinstance(x, Let) and x.name in loader.staging.names for x in s.body) for s in loops
     )
     skewed = cascades and find(program.attributes, Unskewed) is None
-    lazy = with_lazy_maxima(ready) is not ready
-    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed, lazy)
+    near = prepared(with_near_functions(program))
+    bounded = with_bounded_scores(near) is not near
+    lazy = not bounded and with_lazy_maxima(ready) is not ready
+    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded)
+
+
+def _told_of_softcaps() -> str:
+    bounds = " or ".join(f"{s.bound:g}" for s in SERIES)
+    return (
+        f"no maximum, because tanh bounds scores, and a polynomial where all that a warp has of a row lies below {bounds} "
+        "of the cap before it; "
+    )
 
 
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
