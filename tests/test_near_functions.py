@@ -58,6 +58,10 @@ def test_the_error_beside_one(points: Array, off: int, up: int) -> None:
     assert np.abs(got - np.tanh(points.astype(float))).max() < 2.0**-20.8
     lowered = emulate.falling_tanh(y, exp2_off(off), reciprocal_off(up))
     assert np.abs(lowered - (np.tanh(points.astype(float)) - 1) / 2).max() < 2.0**-21.8
+    for c in np.float32([43.28, -8.66, 80.0]):
+        raised = emulate.exp_tanh(y, c, exp2_off(off), reciprocal_off(up)).astype(float)
+        want = np.exp2(float(c) * np.tanh(points.astype(float)))
+        assert np.abs(raised / want - 1).max() < 2.0**-21 + abs(c) * 2.0**-21.1
 
 
 @pytest.mark.parametrize("up", OFF)

@@ -337,7 +337,7 @@ def falling_tanh_f32(y: Any) -> Any:
 
 @_function(f32(f32, f32))
 def exp_tanh_f32(y: Any, c: Any) -> Any:
-    """2^(c tanh(x)) of y = 2 x log2(e) as 2^(c - 2c / (1 + 2^y)). Relative error below 2^-21 + |c| 2^-21.3."""
+    """2^(c tanh(x)) of y = 2 x log2(e) as 2^(c - 2c / (1 + 2^y)). Relative error below 2^-21 + |c| 2^-21.1."""
     return near_exp2_f32(fma_f32(f32(-2.0) * c, _flat_reciprocal_f32(f32(1.0) + near_exp2_f32(y)), c))
 
 
