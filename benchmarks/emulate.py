@@ -156,12 +156,18 @@ ATTENTION = """kernel attention<T: bf16>(q: T[H, M, D], k: T[H, N, D], v: T[H, N
   o[h, m, e] = sum[n](p[h, m, n] * v[h, n, e])
 }
 """
+BIASED = (
+    ATTENTION.replace("SET", "")
+    .replace("v: T[H, N, E]", "v: T[H, N, E], bias: T[M, N]")
+    .replace("/ sqrt(D))", "/ sqrt(D) + f32(bias[m, n]))")
+)
 RINGS = "m by 64, n by 16\n stage k, v by 2"
 SEQUENCE = {"H": 1, "M": 320, "N": 75, "D": 16, "E": 16}
 MUTATED: dict[str, tuple[str, str, dict[str, int]]] = {
     "product": (PRODUCT, "m by 64, n by 64, k by 64\n stage a, b by 2", {"M": 72, "N": 136, "K": 320}),
     "attention, full": (ATTENTION.replace("SET", ""), RINGS, SEQUENCE),
     "attention, causal": (ATTENTION.replace("SET", "| n <= m"), RINGS, SEQUENCE),
+    "attention, bias": (BIASED, RINGS.replace("64", "128"), {**SEQUENCE, "M": 600, "N": 72}),
 }
 """Text, lines of a schedule, and sizes: rings go round: each of two blocks has two tasks or three."""
 

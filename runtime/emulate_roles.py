@@ -24,6 +24,7 @@ WARPGROUP = 128
 SLACK = 1 << 18  # addresses are told apart by 18 bits, as matrix descriptors hold them
 EVENTS = {
     "await_parity": "await", "meet": "meet", "meet_warp": "warp", "store_matrices": "matrices", "any_lane": "vote",
+    "load_matrices": "fragments",
 }  # fmt: skip
 FACTORIES = {"wgmma": "multiply", "settled": "settle"}
 Array = np.ndarray[Any, Any]
@@ -142,6 +143,8 @@ class Block:
     products: dict[int, list[Product]] = field(default_factory=dict)
     leaving: dict[int, list[list[Callable[[], None]]]] = field(default_factory=dict)
     unpublished: dict[int, set[int]] = field(default_factory=dict)
+    unfenced: dict[int, Array] = field(default_factory=dict)
+    """Addresses that a thread has read as matrices since its last fence."""
 
     def __post_init__(self) -> None:
         self.memory = np.full(START + self.shared_bytes, 0xFF, np.uint8)
@@ -156,13 +159,18 @@ class Block:
             "start_barrier": self.start_barrier, "publish_barriers": lambda: None, "arrive": self.arrive,
             "expect_bytes": self.expect_bytes, "map_address": lambda x: x, "prefetch_map": lambda x: None,
             "commit_boxes": self.commit_boxes, "shared_start": lambda: START, "announce": self.announce,
-            "publish_shared": lambda: self.unpublished.pop(self.state.thread, None), "uniform": int, "opaque": int,
+            "publish_shared": self.publish_shared, "uniform": int, "opaque": int,
             "matrix_address": lambda a: (int(a) & SLACK - 1) >> 4,
         }  # fmt: skip
         made |= {f"load_box_{n}d": self.load_box for n in range(1, 6)}
         made |= {f"store_box_{n}d": self.store_box for n in range(1, 6)}
         made |= {f"boxes_read_{n}": (lambda most=n: self.boxes_read(most)) for n in range(4)}
         return made
+
+    def publish_shared(self) -> None:
+        """Order what a thread wrote and read before asynchronous copies."""
+        self.unpublished.pop(self.state.thread, None)
+        self.unfenced.pop(self.state.thread, None)
 
     def start_barrier(self, address: int, count: int) -> None:
         if address in self.barriers:
@@ -215,6 +223,9 @@ class Block:
         self.state.touch(source.tensor.told)
         addresses = self.swizzled(to, source.rows)
         self.write_words(addresses, np.full(addresses.shape, 0xFFFF, np.uint16))
+        for thread, read in self.unfenced.items():
+            if ((read >= to) & (read < to + addresses.size * 2)).any():
+                raise self.fault(f"a box comes to where thread {thread} has read without a fence since")
         there, here = source.inside(at[::-1])
 
         def land() -> None:
@@ -276,6 +287,19 @@ class Block:
             self.write_words(addresses, halves)
             for i, owner in enumerate(order[4 * (n % 8) : 4 * (n % 8) + 4]):
                 self.unpublished.setdefault(owner, set()).update(int(a) for a in addresses[2 * i : 2 * i + 2])
+
+    def load_matrices(self, lanes: Mapping[int, tuple[Any, ...]]) -> None:
+        """ldmatrix.x4: lane n gives the address of row n % 8 of matrix n / 8; it gets elements 2 (n % 4) and the next of row
+        n / 4 of each."""
+        order = sorted(lanes)
+        for n, thread in enumerate(order):
+            _, words, at = lanes[thread]
+            for matrix in range(4):
+                address = int(lanes[order[8 * matrix + n // 4]][0]) + 4 * (n % 4)
+                low, high = self.read_words(np.array([address, address + 2])).astype(np.uint32)
+                words[at + matrix] = (low | high << np.uint32(16)).view(np.int32)
+            own = np.array([int(lanes[order[8 * matrix + n // 4]][0]) + 4 * (n % 4) for matrix in range(4)])
+            self.unfenced[thread] = np.concatenate([self.unfenced.get(thread, own[:0]), own])
 
     def multiply(self, group: int, calls: Sequence[tuple[Multiply, Local, Any, int]]) -> None:
         """Start a product of a warpgroup; its sums are NaN until they are waited for."""
@@ -457,6 +481,8 @@ class Threads:
             self.block.settle(place[0], values[threads[0]][0].left)
         elif kind == "matrices":
             self.block.store_matrices(values)
+        elif kind == "fragments":
+            self.block.load_matrices(values)
         elif kind == "vote":
             self.answers |= dict.fromkeys(threads, int(any(values[t][0] for t in threads)))
         elif kind == "shuffle":

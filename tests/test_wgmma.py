@@ -296,17 +296,17 @@ def test_scores_of_any_size() -> None:
     ("m", "n", "tile", "access"),
     [(128, 64, 32, "load16_words_u16"), (128, 64, 16, "load4_f16"), (100, 55, 16, "load4_f16")],
 )
-def test_a_bias_for_each_pair(m: int, n: int, tile: int, access: str) -> None:
-    """In whole tiles two columns, or by four threads 32, come with one access, asked for while a step's first products run;
-    else one by one."""
+def test_a_bias_that_the_copy_engine_cannot_address(m: int, n: int, tile: int, access: str) -> None:
+    """Of six dimensions. In whole tiles two columns, or by four threads 32, come with one access, asked for while a step's
+    first products run; else one by one."""
     text = (
-        ATTENTION.replace("w: f32[H]", "w: T[M, N]")
+        ATTENTION.replace("w: f32[H]", "w: T[H, H, H, H, M, N]")
         .replace("SET", "| n <= m")
-        .replace("SCORE", f"{PRODUCT} + f32(w[m, n])")
+        .replace("SCORE", f"{PRODUCT} + f32(w[h, h, h, h, m, n])")
     )
     sizes = {"H": 1, "G": 1, "M": m, "N": n, "D": 16, "E": 16}
     made, inputs = attention_of(text, f"m by 64, n by {tile}", sizes), attention_inputs(sizes)
-    inputs["w"] = np.random.default_rng(9).standard_normal((m, n)).astype(np.float16)
+    inputs["w"] = np.random.default_rng(9).standard_normal((1, 1, 1, 1, m, n)).astype(np.float16)
     body = made.source.partition("def attention_whole(")[2].partition("\ndef ")[0]
     starts = [i for i, x in enumerate(body.splitlines()) if f"{access}(w," in x]
     awaits = [i for i, x in enumerate(body.splitlines()) if "_settle_" in x]
@@ -314,7 +314,7 @@ def test_a_bias_for_each_pair(m: int, n: int, tile: int, access: str) -> None:
     assert min(starts) < min(awaits)
     got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=2)["o"][0]
     q, k, v = (inputs[x][0].astype(float) for x in "qkv")
-    s = np.where(np.tri(m, n, dtype=bool), 0.3 * q @ k.T + inputs["w"].astype(float), -np.inf)
+    s = np.where(np.tri(m, n, dtype=bool), 0.3 * q @ k.T + inputs["w"][0, 0, 0, 0].astype(float), -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
     assert np.abs(got.astype(float) - p @ v / p.sum(-1, keepdims=True)).max() < 2e-3
 

@@ -31,7 +31,7 @@ from .mma import Unfit
 from .scalar_cuda import Code, convert
 from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
-from .staging import BARRIER_BYTES, CHUNK, Output, Ring, Staging, staging
+from .staging import BARRIER_BYTES, CHUNK, PART_ROWS, ROW_BYTES, Output, Ring, Staging, staging
 from .warpgroup_form import Steps, steps_of
 from .warpgroup_tasks import TaskRounds
 
@@ -43,8 +43,8 @@ MODULES = {
         *(f"{way}_box_{n}d" for way in ("load", "store") for n in range(1, 6)),
     ),
     "warpgroup": (
-        "announce", "any_lane", "fewer_registers", "meet", "meet_warp", "more_registers", "opaque", "publish_shared",
-        "quotient", "shared_start", "store_matrices", "uniform",
+        "announce", "any_lane", "fewer_registers", "load_matrices", "meet", "meet_warp", "more_registers", "opaque",
+        "publish_shared", "quotient", "shared_start", "store_matrices", "uniform",
     ),
     "operands": ("k_major", "mn_major"),
     "wgmma": ("matrix_address", "settled", "wgmma"),
@@ -119,7 +119,14 @@ class Role(TaskRounds):
         return f"shared + {r.barriers}"
 
     def empty_barrier(self, r: Ring) -> str:
-        return f"shared + {r.barriers + BARRIER_BYTES * r.stages}"
+        return f"shared + {r.barriers + BARRIER_BYTES * r.pairs}"
+
+    def barrier_at(self, r: Ring, slot: str, part: str = "") -> str:
+        """What to add to a ring's first barrier for that of a slot, or of a warpgroup's part of it."""
+        at = ""
+        if r.stages > 1:
+            at = f" + {BARRIER_BYTES * max(r.parts, 1)} * {slot}"
+        return f"{at} + {BARRIER_BYTES} * {part}" if part else at
 
     def advance(self, r: Ring) -> None:
         """The next slot; from the last to the first in the other phase."""
@@ -249,17 +256,25 @@ class Loader(Role):
             del self.live[s.axis.name]
 
     def fill(self, r: Ring) -> None:
-        """Wait until the next slot is empty, announce its bytes, and ask for its boxes."""
+        """Wait until the next slot is empty, announce its bytes, and ask for its boxes; for each warpgroup by itself where
+        slots have parts."""
+        for part in range(max(r.parts, 1)):
+            self._fill_part(r, part)
+        self.advance(r)
+
+    def _fill_part(self, r: Ring, part: int) -> None:
         name = self.ring_names[r]
-        at = "" if r.stages == 1 else f" + {BARRIER_BYTES} * {name}_slot"
+        at = self.barrier_at(r, f"{name}_slot", str(part) if part else "")
         self.text.line(f"await_parity({self.empty_barrier(r)}{at}, {name}_phase ^ 1)")
         self.text.line(f"expect_bytes({self.full_barrier(r)}{at}, {r.moved_bytes})")
         for b in r.boxes:
             for chunk in range(b.chunks):
-                to = f"shared + {r.start + r.offset(b) + chunk * b.chunk_bytes}"
+                to = (
+                    f"shared + {r.start + r.offset(b) + chunk * b.chunk_bytes + part * PART_ROWS * ROW_BYTES}"
+                )
                 to += "" if r.stages == 1 else f" + {name}_slot * {r.slot_bytes}"
-                where = self.box_place(b.load.subscripts, chunk * CHUNK)
+                below = str(part * PART_ROWS) if part else ""
+                where = self.box_place(b.load.subscripts, chunk * CHUNK, b.row, below)
                 self.text.line(
                     f"load_box_{len(b.sizes)}d({to}, {self.maps[b]}_at, {self.full_barrier(r)}{at}, {where})"
                 )
-        self.advance(r)

@@ -5,6 +5,10 @@ product (or several that share an operand) reads at a step of a loop form a ring
 says "full" and one that says "empty". Tiles read before a loop form rings of two slots where there is room, so that those
 of a block's next task come while it computes, else of one. A loop that goes on where another of the same axis ended reads
 through the same rings.
+
+A tile that a step reads element by element, as a bias, has a ring of its own. Each warpgroup reads its own rows of it, so
+these come and go by themselves: a slot has a pair of barriers for each warpgroup. What is read is in registers at once, and
+a whole step passes until the next tile is wanted: one slot is enough.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ MOST_STAGES, LEAST_STAGES = 16, 2
 BARRIER_BYTES = 8
 ALIGNMENT = 1024  # of a box: the swizzle repeats every 8 rows
 OUTPUT_BYTES = 64 * ROW_BYTES  # of a warpgroup's chunk of a result on its way out
+PART_ROWS = 64  # of a tile that is read element by element: those of one warpgroup
+READ = "read "
+"""Names that begin so are tiles that a step reads element by element (`warpgroup_form.with_named_reads`)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Box:
 @dataclass(frozen=True)
 class Ring:
     """Boxes that arrive together. `start` is where its slots lie, `barriers` where its pairs of barriers do, in bytes.
-    `fixed`: a schedule states `stages`."""
+    `fixed`: a schedule states `stages`. `parts`: warpgroups whose rows come by themselves, 0 where all rows come at once."""
 
     boxes: tuple[Box, ...]
     looped: bool
@@ -88,6 +95,12 @@ class Ring:
     start: int = 0
     barriers: int = 0
     fixed: bool = False
+    parts: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Of barriers."""
+        return self.stages * max(self.parts, 1)
 
     @property
     def slot_bytes(self) -> int:
@@ -95,6 +108,7 @@ class Ring:
 
     @property
     def moved_bytes(self) -> int:
+        """Of what arrives at one barrier."""
         return sum(b.moved_bytes for b in self.boxes)
 
     @property
@@ -165,6 +179,10 @@ def staging(
         )
         for group in groups
     ]
+    rings += [
+        _read_ring(x, program, tiles, output.warpgroups) for x in dict.fromkeys(read_tiles(program).values())
+    ]
+    names |= read_tiles(program)
     wanted = {x.tensor: x.count for x in find_all(program.attributes, Slots)}
     ordered = [stated(r, wanted) for r in sorted(rings, key=lambda r: r.looped)]
     room = target.shared_per_block_bytes - ALIGNMENT
@@ -181,7 +199,7 @@ def stated(r: Ring, wanted: Mapping[str, int]) -> Ring:
         raise Unfit(
             f"`{'`, `'.join(b.load.tensor for b in r.boxes)}` come through one ring; it has one number of slots"
         )
-    if r.looped and counts and min(counts) < LEAST_STAGES:
+    if r.looped and not r.parts and counts and min(counts) < LEAST_STAGES:
         raise Unfit(
             f"`{r.boxes[0].load.tensor}` comes anew in each step of a loop; that takes {LEAST_STAGES} slots"
         )
@@ -201,6 +219,22 @@ def _operand_tiles(program: TileProgram) -> dict[str, Load]:
     if both:
         raise Unfit(f"`{min(both)}` is an operand of a product and read elsewhere too")
     return {n: x for n, x in loaded.items() if n in multiplied}
+
+
+def read_tiles(program: TileProgram) -> dict[str, Load]:
+    """Named tiles that steps of loops read element by element."""
+    return {
+        s.name: s.value
+        for s in statements(program.body)
+        if isinstance(s, Let) and isinstance(s.value, Load) and s.name.startswith(READ)
+    }
+
+
+def _read_ring(load: Load, program: TileProgram, tiles: dict[str, int], warpgroups: int) -> Ring:
+    """Of boxes with the rows of one warpgroup each."""
+    whole = box(load, program, tiles, {})
+    sizes = tuple(PART_ROWS if n == whole.rows else n for n in whole.sizes[:-1])
+    return Ring((replace(whole, sizes=(*sizes, CHUNK)),), looped=True, parts=warpgroups)
 
 
 def dots(e: Expr) -> list[Dot]:
@@ -285,13 +319,13 @@ def box(load: Load, program: TileProgram, tiles: dict[str, int], at_most: Mappin
 
 
 def _with_slots(rings: list[Ring], target: CudaTarget, output_bytes: int, tasks_in_turn: bool) -> list[Ring]:
-    """Two slots for each ring of a loop; then a second one for rings before a loop, where a block has a next task; then as
-    many as fit for rings of loops, the same number for each."""
+    """Two slots for each ring of a loop, one for those that are read element by element; then a second one for rings before
+    a loop, where a block has a next task; then as many as fit for the other rings of loops, the same number for each."""
     for b in (b for r in rings for b in r.boxes if b.chunk_bytes % ALIGNMENT):
         raise Unfit(f"the tile of `{b.load.tensor}` has {b.rows} rows; boxes have multiples of 8")
-    fixed = sum(r.stages * r.slot_bytes for r in rings if r.fixed) + output_bytes
+    fixed = sum(r.stages * r.slot_bytes for r in rings if r.fixed or r.parts) + output_bytes
     before = sum(r.slot_bytes for r in rings if not r.looped and not r.fixed)
-    step = sum(r.slot_bytes for r in rings if r.looped and not r.fixed)
+    step = sum(r.slot_bytes for r in rings if r.looped and not r.fixed and not r.parts)
     room = target.shared_per_block_bytes - fixed - ALIGNMENT
     if before + LEAST_STAGES * step > room:
         raise Unfit(
@@ -300,7 +334,7 @@ def _with_slots(rings: list[Ring], target: CudaTarget, output_bytes: int, tasks_
         )
     early = 2 if tasks_in_turn and 2 * before + LEAST_STAGES * step <= room else 1
     stages = min(MOST_STAGES, (room - early * before) // step) if step else 1
-    return [r if r.fixed else replace(r, stages=stages if r.looped else early) for r in rings]
+    return [r if r.fixed or r.parts else replace(r, stages=stages if r.looped else early) for r in rings]
 
 
 def _placed(rings: list[Ring], names: dict[str, Load], output: Output, chunks: int) -> Staging:
@@ -313,7 +347,7 @@ def _placed(rings: list[Ring], names: dict[str, Load], output: Output, chunks: i
     final = []
     for r in placed:
         final.append(replace(r, barriers=start))
-        start += 2 * BARRIER_BYTES * r.stages
+        start += 2 * BARRIER_BYTES * r.pairs
     return Staging(tuple(final), names, leaving, chunks, start)
 
 

@@ -41,7 +41,8 @@ from .simt_source import Registers, Value
 from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
-from .warpgroup_products import InRing, Products
+from .warpgroup_products import InRing
+from .warpgroup_reads import Reads
 
 TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
 
@@ -64,7 +65,7 @@ class Cascade:
     trails: tuple[Trail, ...]
 
 
-class Loops(Products):
+class Loops(Reads):
     """The computing role's loops."""
 
     def _give_names(self) -> None:
@@ -221,7 +222,7 @@ class Loops(Products):
 
     def _declared(self, d: Dot) -> tuple[str, int]:
         """Registers for the computed operand of a trail."""
-        count = self.tiles[d.over[0]] // 4
+        count = self.packed_count(d)
         array = self.names.fresh("packed")
         self.text.line(f"{array} = registers_i32({count})")
         return array, count
@@ -280,6 +281,9 @@ class Loops(Products):
         for x in s.body:
             if isinstance(x, Let) and x.name in self.staging.names:
                 self.let(x)
+        reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
+        for x in reads:
+            self.fetch_tile(x)
         takes_turns = starts_trails and self.warpgroups > 1 and bool(cascade.leads) and bool(cascade.trails)
         if takes_turns:
             self.text.line(f"meet({TURNS} + warpgroup, 256)")
@@ -289,6 +293,7 @@ class Loops(Products):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
+        self.hand_back(reads)
         self.shifts = {}
         if s.axis.name not in self.full:
             for spread in dict.fromkeys(
@@ -297,6 +302,8 @@ class Loops(Products):
                 self.name_limits(s.axis.name, spread)
         for other in cascade.others:
             self.ask_ahead(other)
+        for x in reads:
+            self.unpack(x)
         weighing = weights_of_tanh(s)
         for other in cascade.others:
             made = other if s.axis.name in self.full else self.with_masks(other, s)

@@ -9,7 +9,7 @@ from .deal import Layout
 from .mma import RegisterOperand, Unfit
 from .roles import ROWS, Role
 from .simt_source import Point, Registers
-from .staging import BARRIER_BYTES, ROW_BYTES, Box, Ring, computed
+from .staging import ROW_BYTES, Box, Ring, computed
 
 STEP = 16  # of the contracted axis, one instruction
 MOST_COLUMNS = {1: 256, 2: 256, 3: 192}
@@ -67,7 +67,7 @@ class Products(Role):
         """Wait until the next slot of a ring is full. `is_known`: the assembler sees that a warp's threads agree on it;
         where it does not, it would move each descriptor of a product from a thread's registers to the warp's."""
         name = self.ring_names[ring]
-        at = f" + {BARRIER_BYTES} * {name}_slot" if ring.stages > 1 else ""
+        at = self.barrier_at(ring, f"{name}_slot", self._own_part(ring))
         self.text.line(f"await_parity({self.full_barrier(ring)}{at}, {name}_phase)")
         if ring.stages > 1:
             number = f"{name}_slot" if is_known else f"uniform({name}_slot)"
@@ -76,11 +76,14 @@ class Products(Role):
         self.advance(ring)
 
     def give_back(self, ring: Ring, slot: str = "", condition: str = "") -> None:
-        """Say that this warpgroup has read a slot."""
-        at = f" + {BARRIER_BYTES} * {slot or self.slots[ring]}" if ring.stages > 1 else ""
-        self.text.line(f"if leader{condition}:")
+        """Say that this warpgroup has read a slot, or each warp that it has read its rows."""
+        at = self.barrier_at(ring, slot or self.slots[ring], self._own_part(ring))
+        self.text.line(f"if {'first_lane' if ring.parts else 'leader'}{condition}:")
         self.text.line(f"    arrive({self.empty_barrier(ring)}{at})")
         self.slots.pop(ring, None)
+
+    def _own_part(self, ring: Ring) -> str:
+        return "warpgroup" if ring.parts > 1 else ""
 
     # ------------------------------------------------------------ products
 

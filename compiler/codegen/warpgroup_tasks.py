@@ -148,7 +148,7 @@ class TaskRounds(RowSoftcaps):
     def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """What all tasks share: how many indices other than the last come together, and so how many tasks and groups."""
         self.grid_axes, self.grid_counts = axes, counts
-        if self.order() == "turns" or not _by_length(axes):
+        if not self._sorted():
             return
         others = self.assign("others", Code(" * ".join(counts[:-1]) or "1", DType.I64))
         fit = f"{CACHED_BYTES} // max({self._looped_bytes()}, 1)"
@@ -166,10 +166,23 @@ class TaskRounds(RowSoftcaps):
         elif not self.looks_ahead():
             self._decode()
 
+    def _sorted(self) -> bool:
+        """Are tasks of one tile neighbours, and not those of one of the other indices? So where lengths differ, and where
+        tasks with other indices read the same tile element by element, which is more than what products read again."""
+        if not _by_length(self.grid_axes):
+            return False
+        return self.order() != "turns" or any(map(self._shares_reads, self.grid_axes[:-1]))
+
+    def _shares_reads(self, a: LoopAxis) -> bool:
+        """Do tasks that differ in an index alone read the same tile element by element?"""
+        tiles = [b.load for r in self.staging.rings if r.parts for b in r.boxes]
+        named = {x for load in tiles for s in load.subscripts for x in subexpressions(s)}
+        return bool(tiles) and AxisIndex(a.name) not in named
+
     def _decode(self) -> None:
         """The indices of a task from its number."""
         axes, counts = self.grid_axes, self.grid_counts
-        if self.order() != "turns" and _by_length(axes):
+        if self._sorted():
             self._indices_by_length(axes, counts)
         elif len(axes) > 1 and axes[-1].tile is not None and axes[-2].tile is not None:
             self._indices_of_product(axes, counts)
@@ -202,7 +215,8 @@ class TaskRounds(RowSoftcaps):
         self._index_is(axes[-1], falling)
         if len(axes) > 1:
             rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
-            self._indices(axes[:-1], counts, rest)
+            order = sorted(range(len(axes) - 1), key=lambda i: self._shares_reads(axes[i]))
+            self._indices(tuple(axes[i] for i in order), [counts[i] for i in order], rest)
 
     def _indices_of_product(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles."""
@@ -234,7 +248,7 @@ class TaskRounds(RowSoftcaps):
     def _looped_bytes(self) -> str:
         """What the loops of one task read, at most."""
         rows: dict[str, int] = {}
-        for b in (b for r in self.staging.rings if r.looped for b in r.boxes):
+        for b in (b for r in self.staging.rings if r.looped and not r.parts for b in r.boxes):
             rows[b.row] = rows.get(b.row, 0) + 2 * b.columns
         found = [f"{self.emit(self.axes[a].extent, NOWHERE).operand} * {n}" for a, n in rows.items()]
         return " + ".join(found) or "1"

@@ -13,12 +13,12 @@ What this tier does not take it refuses with the reason, `Unfit`; the program th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 
 from ...dsl.diagnostics import TileError
 from ...dsl.records import dataclass
 from ...dsl.types import DType
-from ..layouts import Unskewed, find
+from ..layouts import Slots, Unskewed, find, find_all
 from ..schedule import TaskOrder
 from ..target import CudaTarget
 from ..tile_ir import (
@@ -53,6 +53,7 @@ from .tile_types import contexts, is_product, tile_axes
 from .warpgroup_affine import exact_extents
 from .warpgroup_form import prepared
 from .warpgroup_loops import TURNS
+from .warpgroup_reads import read_tensors, with_named_reads
 from .warpgroup_results import WARPS, Results
 from .warpgroup_softcaps import SERIES
 
@@ -75,8 +76,13 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     warpgroups = _warpgroups(ready)
     made: list[WarpgroupKernel] = []
     whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)
-    for wide, suffix in ((Wide(exact=exact), ""), (Wide(COLUMNS, whole, exact=exact), "whole")):
-        found = WarpgroupKernel(ready, target, wide, suffix, warpgroups)
+    ragged, even = Wide(exact=exact), Wide(COLUMNS, whole, exact=exact)
+    boxed, _ = with_reads(ready, target)
+    ways = [(ready, ragged, ""), (ready, even, "whole")]
+    if boxed is not ready:
+        ways = [(ready, ragged, "apart"), (boxed, ragged, ""), (boxed, even, "whole")]
+    for own, wide, suffix in ways:
+        found = WarpgroupKernel(own, target, wide, suffix, warpgroups)
         if not made or found.unnamed() != made[0].unnamed():
             made.insert(0, found)
     few = [
@@ -111,7 +117,8 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 class Choices:
     """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, how blocks take
     tasks, whether it has loops that compute between products, with their order, whether maxima stay where they are while
-    that is not much (`lazy_maximum`), and whether there are none, because tanh bounds scores (`bounded_scores`)."""
+    that is not much (`lazy_maximum`), whether there are none, because tanh bounds scores (`bounded_scores`), and tensors of
+    which threads read tiles by themselves, each with the reason."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int], ...]
@@ -120,6 +127,7 @@ class Choices:
     skewed: bool
     lazy: bool
     bounded: bool
+    apart: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def stages(self) -> tuple[tuple[str, int], ...]:
         """Of each tensor's ring."""
@@ -135,6 +143,7 @@ class Choices:
         return (
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
             f"{f'{steps}; ' if self.cascades else ''}"
+            f"{''.join(f'threads read `{t}` by themselves ({why}); ' for t, why in self.apart)}"
             f"{'a maximum moves when it is exceeded by more than 2^8; ' if self.lazy else ''}"
             f"{_told_of_softcaps() if self.bounded else ''}{ORDERS[self.order]}"
         )
@@ -142,7 +151,7 @@ class Choices:
 
 def choices(program: TileProgram, target: CudaTarget) -> Choices:
     """What is stated by a program's attributes, and what is chosen where they say nothing. Raises `Unfit`."""
-    ready = prepared(program)
+    ready, apart = with_reads(prepared(program), target)
     loader = Loader(ready, target, Wide(1, ()), "", _warpgroups(ready))
     rings = tuple(
         (tuple(dict.fromkeys(b.load.tensor for b in r.boxes)), r.stages) for r in loader.staging.rings
@@ -155,7 +164,7 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     near = prepared(with_near_functions(program))
     bounded = with_bounded_scores(near) is not near
     lazy = not bounded and with_lazy_maxima(ready) is not ready
-    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded)
+    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded, tuple(apart.items()))
 
 
 def _told_of_softcaps() -> str:
@@ -214,8 +223,36 @@ def why_not(program: TileProgram, target: CudaTarget) -> str | None:
     return None
 
 
+def with_reads(program: TileProgram, target: CudaTarget) -> tuple[TileProgram, dict[str, str]]:
+    """The same program with tiles that it reads element by element through the copy engine, where that and shared memory
+    can have them; and why threads read a tensor by themselves. Raises `Unfit`."""
+    named, apart = with_named_reads(program, min(_rows(program)))
+    tensors = read_tensors(named)
+    if not tensors:
+        return program, apart
+    try:
+        Loader(named, target, Wide(1, ()), "", _warpgroups(program))
+    except Unfit as reason:
+        if {x.tensor for x in find_all(program.attributes, Slots)} & tensors:
+            raise
+        return program, {**apart, **dict.fromkeys(sorted(tensors), str(reason))}
+    return named, apart
+
+
 def _warpgroups(program: TileProgram) -> int:
     """How many warpgroups divide the rows of every product: 64 rows each. Raises `Unfit`."""
+    rows = _rows(program)
+    sizes = sorted(set(rows.values()))
+    if len(rows) > 1 or sizes[0] not in (ROWS, 2 * ROWS, 3 * ROWS):
+        told = ", ".join(f"`{a}` by {n}" for a, n in rows.items())
+        raise Unfit(
+            f"the rows of its products are {told}; one axis by {ROWS}, {2 * ROWS} or {3 * ROWS} is what it takes"
+        )
+    return sizes[0] // ROWS
+
+
+def _rows(program: TileProgram) -> dict[str, int]:
+    """The axes of the rows of products, with their tiles. Raises `Unfit`."""
     if not any(isinstance(s, Grid) for s in program.body):
         raise Unfit("it has no parallel loop")
     tiles = {a: x.tile or 1 for a, x in tile_axes(program, dict(program.statics)).items()}
@@ -230,13 +267,7 @@ def _warpgroups(program: TileProgram) -> int:
                 rows[row] = tiles[row]
     if not rows:
         raise Unfit("it has no product")
-    sizes = sorted(set(rows.values()))
-    if len(rows) > 1 or sizes[0] not in (ROWS, 2 * ROWS, 3 * ROWS):
-        told = ", ".join(f"`{a}` by {n}" for a, n in rows.items())
-        raise Unfit(
-            f"the rows of its products are {told}; one axis by {ROWS}, {2 * ROWS} or {3 * ROWS} is what it takes"
-        )
-    return sizes[0] // ROWS
+    return rows
 
 
 def _check_types(d: Dot, a: TileType, b: TileType) -> None:
@@ -331,9 +362,10 @@ class WarpgroupKernel(Results):
             yield f"    prefetch_map({name}_at)"
         yield "if thread == 0:"
         for r in self.staging.rings:
-            for i in range(r.stages):
+            for i in range(r.pairs):
+                readers = WARPS if r.parts else self.warpgroups
                 yield f"    start_barrier({self.full_barrier(r)} + {BARRIER_BYTES * i}, 1)"
-                yield f"    start_barrier({self.empty_barrier(r)} + {BARRIER_BYTES * i}, {self.warpgroups})"
+                yield f"    start_barrier({self.empty_barrier(r)} + {BARRIER_BYTES * i}, {readers})"
         yield "    publish_barriers()"
         yield "cuda.syncthreads()"
 
@@ -347,14 +379,15 @@ class WarpgroupKernel(Results):
         if any(f"meet({TURNS} + warpgroup" in x for x in self.text.out):
             yield f"if warpgroup == {self.warpgroups - 1}:"
             yield f"    announce({TURNS}, 256)"
-        if self.output_maps:
+        if self.output_maps or any(r.parts for r in self.staging.rings):
             yield "first_lane = thread & 31 == 0"
             yield "warp = uniform(i32(thread >> 5))"
-            place = self.staging.output_chunks * OUTPUT_BYTES // WARPS
-            yield f"output = i32(shared + {self.staging.output} + warp * {place})"
             yield f"matrix_row = i32((thread & 15) * {ROW_BYTES})"
             yield "matrix_column = i32(thread >> 4 & 1)"
             yield "matrix_turn = i32(thread & 7)"
+        if self.output_maps:
+            place = self.staging.output_chunks * OUTPUT_BYTES // WARPS
+            yield f"output = i32(shared + {self.staging.output} + warp * {place})"
 
     def shared_bytes(self) -> int:
         return self.staging.bytes

@@ -7,8 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..cuda import i32
-from .assembly import instruction, with_arguments
+from ..cuda import i32, i64, pointer_to, types
+from .assembly import instruction, statement, with_arguments
 
 
 def _shared_start() -> Any:
@@ -63,3 +63,24 @@ quotient_here = instruction(i32, (i32, i32), "div.u32 $0, $1, $2;")
 store_matrices = instruction(
     None, (i32, i32, i32, i32, i32), "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
 )
+
+
+def _load_matrices() -> Any:
+    """`load_matrices(address, words, at)`: four 8 x 8 matrices of 16-bit elements from shared memory; each lane gives the
+    address of one row, and has two elements of each matrix in one word [9.7.14.5.15 ldmatrix]."""
+    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
+
+    def implement(*_: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            address, words, at = values
+            found = statement(builder, text, [ir.IntType(32)] * 4, [address])
+            for i, word in enumerate(found):
+                builder.store(word, builder.gep(words, [builder.add(at, ir.Constant(at.type, i))]))
+            return context.get_dummy_value()
+
+        return types.void(i32, pointer_to(i32), i64), generate
+
+    return with_arguments("address, words, at", implement)
+
+
+load_matrices = _load_matrices()
