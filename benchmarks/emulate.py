@@ -167,7 +167,7 @@ MUTATED: dict[str, tuple[str, str, dict[str, int]]] = {
     "product": (PRODUCT, "m by 64, n by 64, k by 64\n stage a, b by 2", {"M": 72, "N": 136, "K": 320}),
     "attention, full": (ATTENTION.replace("SET", ""), RINGS, SEQUENCE),
     "attention, causal": (ATTENTION.replace("SET", "| n <= m"), RINGS, SEQUENCE),
-    "attention, bias": (BIASED, RINGS.replace("64", "128"), {**SEQUENCE, "M": 600, "N": 72}),
+    "attention, bias": (BIASED, RINGS.replace("64", "128"), {**SEQUENCE, "M": 300, "N": 40}),
 }
 """Text, lines of a schedule, and sizes: rings go round: each of two blocks has two tasks or three."""
 
