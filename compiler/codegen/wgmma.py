@@ -164,7 +164,9 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     near = prepared(with_near_functions(program))
     bounded = with_bounded_scores(near) is not near
     lazy = not bounded and with_lazy_maxima(ready) is not ready
-    return Choices(loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded, tuple(apart.items()))
+    return Choices(
+        loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded, tuple(apart.items())
+    )
 
 
 def _told_of_softcaps() -> str:
