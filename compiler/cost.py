@@ -207,8 +207,13 @@ def predict_module(
     module: tile.TileModule, extents: Mapping[str, int], r: Rates, hidden: Iterable[Hidden] = ()
 ) -> Prediction:
     """The time of all launches, one after the other; `hidden` has an entry for each, or none."""
-    given = tuple(hidden) or (ALL_HIDDEN,) * len(module.programs)
-    each = [predict(estimate(p, extents), r, h) for p, h in zip(module.programs, given, strict=True)]
+    return predict_launches([estimate(p, extents) for p in module.programs], r, hidden)
+
+
+def predict_launches(costs: Sequence[Cost], r: Rates, hidden: Iterable[Hidden] = ()) -> Prediction:
+    """As `predict_module`, from the costs of the launches."""
+    given = tuple(hidden) or (ALL_HIDDEN,) * len(costs)
+    each = [predict(c, r, h) for c, h in zip(costs, given, strict=True)]
     parts = {k: sum(p.parts[k] for p in each) for k in ("memory", *ARITHMETIC, "launch")}
     return Prediction(sum(p.seconds for p in each), binding(parts), parts)
 
@@ -220,8 +225,12 @@ def estimate(program: tile.TileProgram, extents: Mapping[str, int]) -> Cost:
 
 def module_cost(module: tile.TileModule, extents: Mapping[str, int]) -> Cost:
     """The costs of all launches, added up."""
-    each = [estimate(p, extents) for p in module.programs]
-    return reduce(lambda a, b: a + b, each) if each else Cost()
+    return together([estimate(p, extents) for p in module.programs])
+
+
+def together(costs: Sequence[Cost]) -> Cost:
+    """The costs of several launches, added up."""
+    return reduce(lambda a, b: a + b, costs) if costs else Cost()
 
 
 class _Estimate:

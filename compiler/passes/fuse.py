@@ -16,7 +16,7 @@ from ...dsl.records import dataclass
 from ...dsl.source import Span
 from .. import tile_ir as tile
 from ..cascade import Cascade
-from ..cost import Cost, Prediction, Rates, module_cost, predict_module, rates
+from ..cost import Cost, Prediction, Rates, estimate, predict_launches, rates, together
 from ..inline import Inliner
 from ..occupancy import ALL_HIDDEN, Hidden, Resources, hidden, spilled
 from ..region import AxisPlan, Region, reductions
@@ -65,6 +65,8 @@ class Fused:
     module: tile.TileModule
     cost: Cost
     prediction: Prediction
+    costs: tuple[Cost, ...] = ()
+    """Of each launch."""
     resources: tuple[Resources | None, ...] = ()
     """What a block of each launch takes of a CUDA device; None where that is not known."""
     spilled: int = 0
@@ -146,7 +148,9 @@ class _Search:
         self.outputs = always_stored(graph)
         self.names = tuple(d.name for d in graph.definitions if d.name not in self.outputs)
         self.tried: dict[frozenset[str], Fused] = {}
-        self.refused: TileError | None = None
+        """By what they store, before a device is asked what they take of it."""
+        self.measured: dict[frozenset[str], Fused] = {}
+        self.lowered: Lowered = {}
 
     def run(self, remarks: Remarks) -> tuple[Fused, Ledger]:
         forced = frozenset(self.schedule.keep)
@@ -158,7 +162,7 @@ class _Search:
             best = self.search(forced)
         check_used(self.schedule, best.regions, best.plans)
         # once more, now with the remarks of the passes it goes through
-        chosen = self.build(best.stored, remarks)
+        chosen = measured(self.build(best.stored, remarks), self.target, self.machine, self.measure)
         entries = tuple(self.entry(n, chosen, forced) for n in self.names)
         for e in entries:
             _remark(e, remarks)
@@ -167,31 +171,61 @@ class _Search:
         )
 
     def grouping(self, kept: frozenset[str]) -> Fused:
+        if kept not in self.measured:
+            self.measured[kept] = measured(self.sketch(kept), self.target, self.machine, self.measure)
+        return self.measured[kept]
+
+    def sketch(self, kept: frozenset[str]) -> Fused:
+        """A grouping as on a device that hides all latencies and has registers for everything: no faster is possible."""
         if kept not in self.tried:
-            self.tried[kept] = self.build(kept | self.outputs, Remarks())
+            self.tried[kept] = self.build(kept | self.outputs, Remarks(), self.lowered)
         return self.tried[kept]
 
     def possible(self, kept: frozenset[str]) -> Fused | None:
         """A grouping, or None where the schedule's tile sizes do not allow it."""
         try:
             return self.grouping(kept)
-        except TileError as reason:
-            self.refused = reason
+        except TileError:
             return None
 
     def fastest(self, groups: Iterable[frozenset[str]]) -> Fused:
-        """The possible grouping with the least predicted time. Raises `TileError` where none is possible."""
-        found = [f for f in map(self.possible, groups) if f is not None]
-        if not found:
-            assert self.refused is not None
-            raise self.refused
-        return min(found, key=_preference)
+        """The possible grouping with the least predicted time, the first of several. Raises `TileError` where none is
+        possible. To ask what a grouping takes of a device costs the most, so the most promising are asked first, and none
+        that no answer could make the fastest."""
+        several = list(groups)
+        refused: dict[int, TileError] = {}
+        sketches: list[tuple[tuple[int, float], int]] = []
+        for place, kept in enumerate(several):
+            try:
+                sketches.append((_preference(self.sketch(kept)), place))
+            except TileError as reason:
+                refused[place] = reason
+        best: tuple[tuple[int, float], int] | None = None
+        for least, place in sorted(sketches):
+            if best is not None and least > best[0]:
+                break
+            try:
+                found = _preference(self.grouping(several[place])), place
+            except TileError as reason:
+                refused[place] = reason
+                continue
+            best = min(best, found) if best is not None else found
+        if best is None:
+            raise refused[max(refused)]
+        return self.grouping(several[best[1]])
 
-    def build(self, stored: frozenset[str], remarks: Remarks) -> Fused:
+    def build(self, stored: frozenset[str], remarks: Remarks, lowered: Lowered | None = None) -> Fused:
         return build(
-            self.graph, stored, self.schedule, self.target, self.sizes, remarks, self.rules, self.machine,
-            self.measure,
-        )  # fmt: skip
+            self.graph,
+            stored,
+            self.schedule,
+            self.target,
+            self.sizes,
+            remarks,
+            self.rules,
+            self.machine,
+            lowered,
+        )
 
     def search(self, forced: frozenset[str]) -> Fused:
         """All groupings where they are few, else single flips from the fully fused one until none helps."""
@@ -290,29 +324,71 @@ def build(
     remarks: Remarks,
     rules: Rules = PLAIN,
     machine: Rates | None = None,
-    measure: Measure | None = None,
+    lowered: Lowered | None = None,
 ) -> Fused:
-    """Inline what is not stored, group what is into regions, plan and lower each."""
+    """Inline what is not stored, group what is into regions, plan and lower each. `lowered`: what was lowered of other
+    groupings with these arguments, of which there are no remarks again."""
     graph, parts = regions(graph, stored, schedule.fuse != "none", remarks, rules)
     plans = tuple(axis_plan(graph, r, schedule, target, sizes, remarks) for r in parts)
-    programs: list[tile.TileProgram] = []
-    cascades: list[tuple[Cascade, ...]] = []
-    for r, p in zip(parts, plans, strict=True):
-        fixed = (*p.whole, *(a for a in schedule.static if a in graph.axes))
-        needed = {x.name for a in fixed for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
-        program, found = lower(
-            graph, r, p, {e: sizes[e] for e in graph.extents if e in needed}, remarks, rules
-        )
+    found: list[_Part] = []
+    for r, plan in zip(parts, plans, strict=True):
         name = graph.name if len(parts) == 1 else f"{graph.name}_{r.name}"
-        tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
-        stated = pipeline_attributes(schedule, program, rules.facts)
-        programs.append(with_fields(program, name=name, tier=tier, attributes=stated))
-        cascades.append(found)
+        key = name, r.name, r.roots, plan, tuple(graph.axes.items())
+        part = lowered.get(key) if lowered is not None else None
+        if part is None:
+            part = _part(name, graph, r, plan, schedule, sizes, remarks, rules)
+        if lowered is not None:
+            lowered[key] = part
+        found.append(part)
+    programs, costs = [x.program for x in found], [x.cost for x in found]
     module = tile.TileModule(graph.name, tuple(programs), _scratch(graph, programs))
-    taken = tuple(measure(p) if measure else None for p in module.programs)
-    time = predict_module(module, sizes, machine or rates(target), _hidden(taken, target))
-    cost, over = module_cost(module, sizes), _spilled(taken, target)
-    return Fused(graph, stored, parts, plans, tuple(cascades), module, cost, time, taken, over)
+    return Fused(
+        graph, stored, parts, plans, tuple(x.cascades for x in found), module, together(costs),
+        predict_launches(costs, machine or rates(target)), costs=tuple(costs), resources=(None,) * len(costs),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One region lowered, and what its launch costs."""
+
+    program: tile.TileProgram
+    cascades: tuple[Cascade, ...]
+    cost: Cost
+
+
+Lowered = dict[tuple[object, ...], _Part]
+"""By name, roots and plan of a region, and the axes of its graph. What nodes are called is not among that: it decides names
+in the text alone."""
+
+
+def _part(
+    name: str,
+    graph: Graph,
+    region: Region,
+    plan: AxisPlan,
+    schedule: Schedule,
+    sizes: Mapping[str, int],
+    remarks: Remarks,
+    rules: Rules,
+) -> _Part:
+    fixed = (*plan.whole, *(a for a in schedule.static if a in graph.axes))
+    needed = {x.name for a in fixed for x in walk([graph.axes[a]]) if isinstance(x, Extent)}
+    statics = {e: sizes[e] for e in graph.extents if e in needed}
+    program, cascades = lower(graph, region, plan, statics, remarks, rules)
+    tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
+    stated = pipeline_attributes(schedule, program, rules.facts)
+    program = with_fields(program, name=name, tier=tier, attributes=stated)
+    return _Part(program, cascades, estimate(program, sizes))
+
+
+def measured(f: Fused, target: Target, machine: Rates, measure: Measure | None) -> Fused:
+    """The same with what its launches take of a device, as far as that can be told."""
+    if measure is None:
+        return f
+    taken = tuple(map(measure, f.module.programs))
+    time = predict_launches(f.costs, machine, _hidden(taken, target))
+    return with_fields(f, resources=taken, prediction=time, spilled=_spilled(taken, target))
 
 
 def with_ranges_ahead(
@@ -327,9 +403,10 @@ def with_ranges_ahead(
     between = (*f.module.scratch, *(t for x in found for t in x.between))
     module = with_fields(f.module, programs=programs, scratch=between)
     taken = tuple(None if p.name in ahead else measure(p) for p in programs)
-    time = predict_module(module, sizes, machine, _hidden(taken, target))
+    costs = tuple(estimate(p, sizes) for p in programs)
+    time = predict_launches(costs, machine, _hidden(taken, target))
     return with_fields(
-        f, module=module, cost=module_cost(module, sizes), prediction=time, resources=taken,
+        f, module=module, cost=together(costs), costs=costs, prediction=time, resources=taken,
         spilled=_spilled(taken, target), ahead=ahead,
     )  # fmt: skip
 
