@@ -97,6 +97,25 @@ def test_a_bias_of_bf16() -> None:
     assert np.abs(got.astype(float) - exact(given, "m, n")).max() < 1e-2
 
 
+def test_steps_that_are_left_out_bring_no_tile() -> None:
+    """Both roles leave out tiles of keys that no query of theirs can see, and so take the same slots."""
+    text = TEXT.replace("scale: f32", "of: i32[M], at: i32[N], scale: f32").replace("TYPE[SHAPE]", "T[M, N]")
+    text = text.replace("SET", "| of[m] == at[n]").replace("INDEX", "m, n")
+    sizes = {**SIZES, "M": 130, "N": 136}
+    schedule = parse_schedule(
+        "schedule s for attention on cuda:sm_90a { tier wgmma\n tile m by 64, n by 32 }"
+    )
+    made = compile_kernel(
+        tl.parse(text)["attention"], SM_90A, sizes, dtypes={"T": DType.F16}, schedule=schedule
+    )
+    of, at, ran = np.arange(130, dtype=np.int32) // 40, np.arange(136, dtype=np.int32) // 40, list[str]()
+    given = {**inputs(sizes), "of": of, "at": at}
+    got = emulate.run_module(made.module, made.source, given, {"scale": 0.3}, blocks=2, ran=ran)["o"]
+    assert ran[-1] == "attention"
+    assert "load_matrices" in made.source
+    assert np.abs(got.astype(float) - exact(given, "m, n", of[:, None] == at)).max() < 2e-3
+
+
 def test_two_tiles_come_through_rings_of_their_own() -> None:
     """One is added, the other one multiplies; each is read once a step though an expression names it twice."""
     text = TEXT.replace("bias: TYPE[SHAPE]", "bias: T[M, N], w: T[H, M, N]").replace("SET", "")

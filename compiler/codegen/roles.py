@@ -160,6 +160,8 @@ class Role(TaskRounds):
         values, types = dict(self.values), dict(self.types)
         for x in s.before:
             self.let(x)
+        if any(isinstance(x, Name) and x.name not in self.values for x in subexpressions(s.condition)):
+            raise Unfit("whether a step is taken depends on tiles that the role which loads does not have")
         self.text.line(f"if {self.agreed(self.emit(s.condition, NOWHERE))} > 0:")
         with self.text.indented():
             yield
