@@ -1,12 +1,13 @@
 """Which tasks a block of tier `wgmma` takes, in which order, and where a task's tile lies.
 
 One block runs on a multiprocessor. It takes tasks of one length in turn (`turns`), groups of rows of a product together,
-which read the same tiles. Tasks whose loops differ in length, as under a causal mask, are sorted by length first, as many
-of them together as read what fits into the level 2 cache. They are then dealt out to blocks in rounds that run over the
-blocks forwards and backwards (`balanced`): who got the longest of one round gets the shortest of the next. For that the
-lengths have to change little from task to task, so groups fall and rise in turn, and the last one falls: the tasks that no
-whole round takes are then the shortest. Where lengths depend on a tensor, nothing sorts them: each task has a block of its
-own, and the device gives the next to the first multiprocessor that is free (`longest`).
+which read the same tiles, as do heads that share a bias: those of one tile of queries come together. Tasks whose loops
+differ in length, as under a causal mask, are sorted by length first, as many of them together as read what fits into the
+level 2 cache. They are then dealt out to blocks in rounds that run over the blocks forwards and backwards (`balanced`): who
+got the longest of one round gets the shortest of the next. For that the lengths have to change little from task to task, so
+groups fall and rise in turn, and the last one falls: the tasks that no whole round takes are then the shortest. Where
+lengths depend on a tensor, nothing sorts them: each task has a block of its own, and the device gives the next to the first
+multiprocessor that is free (`longest`).
 """
 
 from __future__ import annotations
