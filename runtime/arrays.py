@@ -50,7 +50,7 @@ def _conversion(array: Array, dtype: DType) -> str:
 def as_numpy(value: Any, what: str) -> Array:
     """`value` as an array over the same memory. Raises `TypeError` where it is no array, `ValueError` where it lies on
     another device."""
-    if isinstance(value, np.ma.MaskedArray):
+    if _is_masked(value):
         raise TypeError(
             f"{what} is a masked array; a kernel sees no mask: pass x.filled(…), or x.data to ignore it"
         )
@@ -68,6 +68,12 @@ def as_numpy(value: Any, what: str) -> Array:
     raise TypeError(
         f"{what} is {_article(type(value).__name__)}; an array is what it takes: NumPy, torch, or any with DLPack"
     )
+
+
+def _is_masked(value: Any) -> bool:
+    """NumPy imports masked arrays for those who make one."""
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return masked is not None and isinstance(value, masked)
 
 
 def _article(name: str) -> str:

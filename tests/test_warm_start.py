@@ -43,6 +43,7 @@ UNNEEDED = (
     "sympy",
     "mpmath",
     "ml_dtypes",
+    "numpy.ma",
     "tileloom.compiler.pipeline",
     "tileloom.compiler.passes",
     "tileloom.compiler.verify",
