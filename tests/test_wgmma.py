@@ -73,6 +73,25 @@ def test_products_in_all_transpositions(a: str, b: str) -> None:
     assert np.array_equal(got, (left @ right).astype(ml_dtypes.bfloat16))
 
 
+def test_a_launch_waits_for_the_one_before_it_ahead_of_memory() -> None:
+    """Barriers start and tensor maps come while that ends; then every thread waits, whatever its role."""
+    module = parse_module(product())
+    source = generate(module, SM_90A)
+    entries = [x for x in source.splitlines() if '"maps": ' in x]
+    assert entries
+    assert all('"secondary": True' in x for x in entries)
+    bodies = [x.partition("\n\n\n")[0] for x in source.split("@cuda.jit(launch_bounds=(384, 1))")[1:]]
+    assert len(bodies) == len(entries)
+    for body in bodies:
+        opening, roles = body.split("    await_primary()\n")
+        assert "    release_secondary()\n" in opening
+        assert roles.startswith("    if warpgroup == 2:\n")
+        assert not re.search(r"_box_|_s0\b(?!:)", opening.partition("):\n")[2])
+    inputs = {"a": drawn(1, 72, 64), "b": drawn(1, 72, 64)}
+    with pytest.raises(emulate.KernelFault, match="touched while the launch before may still run"):
+        emulate.run_module(module, source.replace("await_primary()", "pass"), inputs, {}, blocks=2)
+
+
 def test_an_odd_number_of_chunks_leaves_task_after_task() -> None:
     """Three chunks of columns take turns at two buffers."""
     inputs = {"a": drawn(1, 64, 64), "b": drawn(1, 400, 64)}

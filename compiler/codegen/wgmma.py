@@ -308,7 +308,7 @@ class WarpgroupKernel(Results):
         maps = [(b.load.tensor, b.sizes) for b in self.maps] + [
             (t, self.output_sizes[t]) for t in self.output_maps
         ]
-        told += f', "wide": {list(self.wide_tensors)!r}, "maps": {maps!r}'
+        told += f', "wide": {list(self.wide_tensors)!r}, "maps": {maps!r}, "secondary": True'
         if (
             self.order() != "longest"
         ):  # else the device gives the next task to the multiprocessor that is free
@@ -335,7 +335,7 @@ class WarpgroupKernel(Results):
         head += [f"    {p}," for p in self._parameters()]
         head += [f'    {m}: "map",' for m in (*self.maps.values(), *self.output_maps.values())]
         head.append("):")
-        body = [*self._comments(), *self.launch_order(), *self._opening()]
+        body = [*self._comments(), *self._opening()]
         body += [f"if warpgroup == {self.warpgroups}:", f"    {self.name}_fewer()"]
         body += [f"    if thread == {THREADS * self.warpgroups}:"]
         body += [f"        {x}" for x in self.ring_lines()]
@@ -354,6 +354,8 @@ class WarpgroupKernel(Results):
         yield f"# {self.staging.bytes} bytes of shared memory"
 
     def _opening(self) -> Iterator[str]:
+        """A launch opens while the one before it on its stream ends: no thread touches memory until that has ended."""
+        yield "release_secondary()"
         yield "thread = i64(cuda.threadIdx.x)"
         yield "warpgroup = uniform(i32(thread >> 7))"
         yield "shared = shared_start()"
@@ -370,6 +372,7 @@ class WarpgroupKernel(Results):
                 yield f"    start_barrier({self.empty_barrier(r)} + {BARRIER_BYTES * i}, {readers})"
         yield "    publish_barriers()"
         yield "cuda.syncthreads()"
+        yield "await_primary()"
 
     def _compute_opening(self) -> Iterator[str]:
         yield from self._coordinate_lines()
