@@ -500,6 +500,7 @@ class _Cuda:
         made: dict[str, Callable[..., Any]] = {}
         for name in ("f64", "f32", "i64", "i32"):
             made[f"registers_{name}"] = partial(Local, self.state, cast=FUNCTIONS[name])
+        made |= {"thread_here": lambda: self.state.thread}
         made |= {"commit_copies": lambda: self.state.copying().append([])}
         made |= {
             "release_secondary": lambda: None,

@@ -60,8 +60,10 @@ its bounds come that way, and does not where they come from a reduction."""
 LOG2_E = 1.4426950408889634
 LANE_BITS = 5
 MANY_STATES = 128
-"""Values that a thread carries through loops which compute on partial tiles too, from which on the addresses of lines have
-no registers: attention of 128 columns and any length spills 160 bytes with lines and 128 without (sm_90a)."""
+"""Values that a thread carries through loops which compute on partial tiles too, from which on registers are short."""
+LINES_WITH_MANY_STATES = (9, 0)
+"""The first capability for which the addresses of lines have registers where a loop over full tiles is one of its own:
+attention of 128 columns under a causal mask spills nothing for sm_90a; for sm_80 112 bytes, and none with padded rows."""
 EIGHT = 8  # rows of a matrix, and its columns: 16 bytes
 
 
@@ -276,7 +278,12 @@ class MatrixKernel(Streams):
         threads, along = self.deal.threads, columns // CHUNK
         whole = rows % EIGHT == 0 and columns % LINE == 0
         even = whole and threads % along == 0 and threads // along % EIGHT == 0
-        return even and not self._is_short_of_registers()
+        return even and (self.spills_places() or not self._is_short_of_registers())
+
+    def spills_places(self) -> bool:
+        """Are registers short where lines are worth it even so?"""
+        able = bool(self.continued) and self.target.capability >= LINES_WITH_MANY_STATES
+        return able and self._is_short_of_registers()
 
     def _is_short_of_registers(self) -> bool:
         """Do loops that carry many values compute on partial tiles too?"""

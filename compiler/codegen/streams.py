@@ -7,7 +7,8 @@ rows for granted as `simt_elements.Wide` says; else 4, which also turns a tile r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -195,6 +196,7 @@ class Streams(Kernel):
         self.waiting: list[For] = []
         self.grid_axes: tuple[LoopAxis, ...] = ()
         self.shared_scalars: dict[Expr, Expr] | None = None
+        self.copier = "thread"
         super().__init__(program, target, wide, suffix)
 
     def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
@@ -255,7 +257,8 @@ class Streams(Kernel):
         return self.assign(name, Code(f"i32({text})", DType.I32))
 
     def imports(self) -> dict[str, set[str]]:
-        return {"warpgroup": {"quotient", "quotient_here"}} if self._lengths_differ(self.grid_axes) else {}
+        text = "\n".join(self.text.out)
+        return {"warpgroup": {x for x in ("quotient", "quotient_here", "thread_here") if f"{x}(" in text}}
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles of a product in groups of GROUP rows, rows fastest: blocks that run together read the same tiles."""
@@ -389,10 +392,12 @@ class Streams(Kernel):
             self.text.line(f"for {piece} in range({-(-pieces // threads)}):")
             self.text.depth += 1
             if pieces % threads:
-                self.text.line(f"if thread + {threads} * {piece} < {pieces}:")
+                self.text.line(f"if {self.copier} + {threads} * {piece} < {pieces}:")
                 self.text.depth += 1
-            self.text.line(f"{where[c.row]} = (thread + {threads} * {piece}) // {along}")
-            self.text.line(f"{where[c.column]} = (thread + {threads} * {piece}) % {along}" + _times(c.width))
+            self.text.line(f"{where[c.row]} = ({self.copier} + {threads} * {piece}) // {along}")
+            self.text.line(
+                f"{where[c.column]} = ({self.copier} + {threads} * {piece}) % {along}" + _times(c.width)
+            )
         for a in t.axes:
             self.text.line(f"{self.axis_names[a].index} = {self._first(a)}{where[a]}")
         subscripts = [convert(self.cut(self.emit(x, at), 40), DType.I64) for x in c.load.subscripts]
@@ -436,8 +441,8 @@ class Streams(Kernel):
             self.text.line(f"{where[c.row]} = (thread >> 3 & 3) + 4 * ((thread >> 5) // {along // 8})")
             self.text.line(f"{where[c.column]} = (thread & 7) + 8 * ((thread >> 5) % {along // 8})")
             return
-        self.text.line(f"{where[c.row]} = thread // {along}")
-        self.text.line(f"{where[c.column]} = thread % {along}" + _times(c.width))
+        self.text.line(f"{where[c.row]} = {self.copier} // {along}")
+        self.text.line(f"{where[c.column]} = {self.copier} % {along}" + _times(c.width))
 
     def settle(self, staged: Staged) -> None:
         """Before a read: wait for what is being copied there."""
@@ -523,7 +528,8 @@ class Streams(Kernel):
             further = f"{visited} + {(self.stages - 1) * size}"
             if not late:
                 self.text.line(f"{names.first} = {further}")
-                self._ask(streams, rings, stop, names.first, ahead)
+                with self.places_found_anew():
+                    self._ask(streams, rings, stop, names.first, ahead)
             self.text.line(f"{names.first} = {visited}")
             for let, c in (y for x in each for y in x):
                 ring = rings[given[c.load]]
@@ -545,6 +551,18 @@ class Streams(Kernel):
             self.streamed.discard(let.name)
         for let in lets:
             self.memory.free(rings[let.name].buffer)
+
+    @contextmanager
+    def places_found_anew(self) -> Iterator[None]:
+        """Where registers are short in a loop over full and partial tiles, a step finds anew which pieces the thread copies:
+        kept through the loop, these places are spilled."""
+        if self.spills_places():
+            self.copier = self.assign("here", Code("i64(thread_here())", DType.I64))
+        yield
+        self.copier = "thread"
+
+    def spills_places(self) -> bool:
+        return False
 
     def _whole_range(self, s: For) -> str:
         """The condition under which a tile of a chain belongs to its loop over full tiles; `{}` is the tile."""
