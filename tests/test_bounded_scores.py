@@ -166,3 +166,13 @@ MET = TEXT.replace("softmax[n SET](s[b, h, m, n])", "softmax_sink[n SET](s[b, h,
 def test_where_maxima_stay(text: str, cap: float, dtype: str) -> None:
     """A stored sum of exponentials, a bias, a score that it is compared with; weights that their type may not hold."""
     assert "exp_tanh_f32(" not in attention(cap=cap, text=text, dtype=dtype).source
+
+
+def test_three_warpgroups_keep_maxima() -> None:
+    """Squares beside scores and weights have no registers there, and what would spill is not fused."""
+    sizes = {"B": 4, "H": 32, "M": 4096, "N": 4096, "D": 64}
+    text = TEXT.replace("SET", "").replace("MORE", "").replace("CAP", "30.0")
+    made = compile_kernel(tl.parse(text)["attention"], SM_90A, sizes, dtypes={"T": DType("bf16")})
+    assert len(made.module.programs) == 1
+    told = next(r.message for r in made.remarks if r.name == "roles")
+    assert ("3 compute" in told) == ("exceeded by more" in told) != ("no maximum" in told)

@@ -72,8 +72,9 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     that the copy engine cannot address. Raises `Unfit`."""
     if not target.has_wgmma:
         raise Unfit(f"{target.name} has no wgmma; it is sm_90a's")
-    ready = with_lazy_maxima(with_falling_tanh(with_bounded_scores(prepared(program))))
+    ready = prepared(program)
     warpgroups = _warpgroups(ready)
+    ready = with_lazy_maxima(with_falling_tanh(_bounded(ready, warpgroups)))
     made: list[WarpgroupKernel] = []
     whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)
     ragged, even = Wide(exact=exact), Wide(COLUMNS, whole, exact=exact)
@@ -162,11 +163,16 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     )
     skewed = cascades and find(program.attributes, Unskewed) is None
     near = prepared(with_near_functions(program))
-    bounded = with_bounded_scores(near) is not near
+    bounded = _bounded(near, loader.warpgroups) is not near
     lazy = not bounded and with_lazy_maxima(ready) is not ready
     return Choices(
         loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded, tuple(apart.items())
     )
+
+
+def _bounded(program: TileProgram, warpgroups: int) -> TileProgram:
+    """Without maxima of scores that tanh bounds. The registers of three warpgroups do not hold a row's squares as well."""
+    return with_bounded_scores(program) if warpgroups < max(REGISTERS) else program
 
 
 def _told_of_softcaps() -> str:
