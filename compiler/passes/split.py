@@ -61,6 +61,7 @@ LEAST_PRODUCT_TILES = 8  # tiles of the loop that a part of a product has at lea
 LEAST_ELEMENTS = 1 << 15  # elements that a part of another reduction reads at least
 MOST_PARTS = 1024
 THREAD_TASKS = 16  # tasks that a reduction on a CPU is divided into, all in all
+ENOUGH_TASKS = 4  # from which on a CPU's reduction is left whole
 THIN = 8  # rows or columns of a product that is not worth copying its operands for
 LEAST_PART_S = 2.5e-4  # predicted seconds of such a task
 LEAST_TILE = 4  # an axis of the merge is not cut smaller
@@ -235,6 +236,8 @@ def _parts(
 def _parts_on_threads(program: TileProgram, chain: _Chain, axis: LoopAxis, sizes: Mapping[str, int]) -> int:
     """A power of two: enough tasks for a CPU's threads, whose number is not asked for, since it must not change results;
     none predicted to take less than handing it over is worth."""
+    if _tasks(chain, sizes) >= ENOUGH_TASKS:
+        return 1  # parts would take memory that the whole does not
     product = _product(chain, sizes) if len(chain.visits) == 1 else None
     if product is not None and min(product.rows, product.columns) > THIN:
         return 1  # copies of its operands are cut along all three axes already
