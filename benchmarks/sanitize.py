@@ -86,7 +86,7 @@ def inside(kinds: list[str]) -> int:
     return failed
 
 
-def one(tool: str, kind: str, program: str) -> tuple[subprocess.CompletedProcess[str], str]:
+def run_under(tool: str, kind: str, program: str) -> tuple[subprocess.CompletedProcess[str], str]:
     """A process of its own for one kind, and what it said."""
     command = [program, "--tool", tool, "--error-exitcode", "99", sys.executable, __file__, "--inside", kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -97,7 +97,7 @@ def checked(tool: str, kinds: list[str], program: str) -> dict[str, Any]:
     """One tool's verdict: exit statuses other than 0 (99: it reports an error), counts, what it printed of errors."""
     started = time.perf_counter()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = list(pool.map(lambda kind: one(tool, kind, program), kinds))
+        made = list(pool.map(lambda kind: run_under(tool, kind, program), kinds))
     said = {
         k: [x for x in text.splitlines() if x.startswith("=========")]
         for k, (_, text) in zip(kinds, made, strict=True)
@@ -117,15 +117,12 @@ def checked(tool: str, kinds: list[str], program: str) -> dict[str, Any]:
 
 def warmed(kinds: list[str]) -> None:
     """Machine code of every kind into the cache, without a tool, so that no tool's process has to make it."""
+
+    def call_alone(kind: str) -> None:
+        subprocess.run([sys.executable, __file__, "--inside", kind], capture_output=True, check=False)
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(
-            pool.map(
-                lambda k: subprocess.run(
-                    [sys.executable, __file__, "--inside", k], capture_output=True, check=False
-                ),
-                kinds,
-            )
-        )
+        list(pool.map(call_alone, kinds))
 
 
 def main() -> int:

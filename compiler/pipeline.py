@@ -17,6 +17,7 @@ from .codegen import cpu, cpu_lanes, cpu_narrow, mma, simt, wgmma
 from .codegen.mma import is_lazy
 from .codegen.near_functions import with_near_functions
 from .codegen.resources import resources
+from .codegen.streams import lengths_differ
 from .codegen.variants_told import ahead_told, told
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
@@ -142,6 +143,11 @@ def compile_kernel(
             remarks.add(
                 "applied", "codegen", "lazy-maximum",
                 f"{p.name}: a maximum moves when it is exceeded by more than 2^8",
+            )  # fmt: skip
+        if p.tier == "mma" and lengths_differ(p):
+            remarks.add(
+                "applied", "codegen", "task-order",
+                f"{p.name}: tasks with the longest loops first, of as many other indices as the level 2 cache holds",
             )  # fmt: skip
     fused = over_blocks(fused, asked, target, sizes, machine or rates(target), remarks)
     if not target.is_cuda:

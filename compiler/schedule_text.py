@@ -22,8 +22,7 @@ into tiles of `by` elements, `by 1` means one index at a time. `o.b` is the axis
 alone would mean every launch's. `stage` gives the slots of the ring through which an operand's tiles come; `skew none` ends
 a step's products before the next step's start; `order longest` gives each task a block, the longest first, `order turns`
 lets one block a multiprocessor take task after task, `order balanced` too, the longest first, in rounds forwards and
-backwards over the blocks; `split` divides a reduction's axis over so many blocks, or tasks of a
-CPU (1: over none).
+backwards over the blocks; `split` divides a reduction's axis over so many blocks, or tasks of a CPU (1: over none).
 """
 
 from __future__ import annotations

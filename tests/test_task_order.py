@@ -52,6 +52,15 @@ def decoded(source: str, **extents: int) -> list[tuple[int, int, int]]:
     return found
 
 
+def test_the_order_is_told_where_loops_differ_in_length() -> None:
+    assert "task-order" in {r.name for r in attention(SM_80, 64).remarks}
+    full = tl.parse(EXAMPLE.read_text().replace(" | n <= m + N - M", ""))["attention"]
+    sizes = {"B": 4, "H": 8, "G": 8, "M": 512, "N": 512, "D": 64, "E": 64}
+    made = compile_kernel(full, SM_80, sizes, dtypes={"T": DType.BF16})
+    assert made.module.programs[0].tier == "mma"
+    assert "task-order" not in {r.name for r in made.remarks}
+
+
 @pytest.mark.parametrize(("n", "d"), [(1000, 128), (8192, 128), (40_000, 128), (1 << 22, 64)])
 def test_longest_first_as_many_heads_together_as_the_cache_holds(n: int, d: int) -> None:
     """Each task once; of the heads whose keys and values are read together, the last rows, which see most keys, first."""

@@ -1,18 +1,19 @@
 """Long rows: those of a block's next task come to shared memory while it computes this one (`cp.async`, sm_80).
 
 A block that holds a row of 32,768 elements in registers has a multiprocessor to itself, and so has one of 16,384 that reads
-f32, or weights too. It would load a row, compute and
-store in turn, with nothing under way meanwhile. Here a block takes one task after another. It reads its row from shared
-memory, each thread what it has copied there itself, and asks for the next task's row as soon as all threads have this one
-in registers. A row that is the same for all tasks (the weights of a norm) is copied once and stays.
+f32, or weights too. It would load a row, compute and store in turn, with nothing under way meanwhile. Here a block takes one
+task after another. It reads its row from shared memory, each thread what it has copied there itself, and asks for the next
+task's row as soon as all threads have this one in registers. A row that is the same for all tasks (the
+weights of a norm) is copied once and stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..target import CudaTarget
 from ..tile_ir import (

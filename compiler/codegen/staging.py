@@ -52,7 +52,7 @@ ALIGNMENT = 1024  # of a box: the swizzle repeats every 8 rows
 OUTPUT_BYTES = 64 * ROW_BYTES  # of a warpgroup's chunk of a result on its way out
 PART_ROWS = 64  # of a tile that is read element by element: those of one warpgroup
 READ = "read "
-"""Names that begin so are tiles that a step reads element by element (`warpgroup_form.with_named_reads`)."""
+"""Names that begin so are tiles that a step reads element by element (`warpgroup_reads.with_named_reads`)."""
 
 
 @dataclass(frozen=True)

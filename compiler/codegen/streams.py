@@ -178,6 +178,15 @@ class Copy:
     width: int
 
 
+def lengths_differ(program: TileProgram) -> bool:
+    """Do tiles of the last axis of the grid, the only one that is cut into tiles, tell how long loops are?"""
+    inside = list(statements(program.body))
+    axes = next((s.axes for s in inside if isinstance(s, Grid)), ())
+    free = all(a.lo is None and a.hi is None for a in axes)
+    plain = bool(axes) and free and axes[-1].tile is not None and all(a.tile is None for a in axes[:-1])
+    return plain and any(s.axis.lo is not None or s.axis.hi is not None for s in inside if isinstance(s, For))
+
+
 class Streams(Kernel):
     """A kernel whose loops have their products' operands copied ahead."""
 
@@ -201,13 +210,6 @@ class Streams(Kernel):
 
     def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         self.grid_axes = axes
-
-    def _lengths_differ(self, axes: tuple[LoopAxis, ...]) -> bool:
-        """Do tiles of the last axis of the grid, the only one that is cut into tiles, tell how long loops are?"""
-        loops = [s.axis for s in statements(self.program.body) if isinstance(s, For)]
-        free = all(a.lo is None and a.hi is None for a in axes)
-        plain = bool(axes) and free and axes[-1].tile is not None and all(a.tile is None for a in axes[:-1])
-        return plain and any(a.lo is not None or a.hi is not None for a in loops)
 
     def _looped_bytes(self) -> str:
         """What the loops of one task read, at most."""
@@ -262,7 +264,7 @@ class Streams(Kernel):
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles of a product in groups of GROUP rows, rows fastest: blocks that run together read the same tiles."""
-        if self._lengths_differ(axes):
+        if lengths_differ(self.program):
             self._longest_first(axes, counts)
             return
         two = axes[-2:]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import Apply, Const, Expr, Name, TileType, subexpressions
 from .near_functions import DOUBLE_LOG2_E

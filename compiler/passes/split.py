@@ -61,9 +61,9 @@ LEAST_PRODUCT_TILES = 8  # tiles of the loop that a part of a product has at lea
 LEAST_ELEMENTS = 1 << 15  # elements that a part of another reduction reads at least
 MOST_PARTS = 1024
 THREAD_TASKS = 16  # tasks that a reduction on a CPU is divided into, all in all
+LEAST_PART_S = 2.5e-4  # predicted seconds of such a task, at the rate of the nominal machine
 ENOUGH_TASKS = 4  # from which on a CPU's reduction is left whole
 THIN = 8  # rows or columns of a product that is not worth copying its operands for
-LEAST_PART_S = 2.5e-4  # predicted seconds of such a task
 LEAST_TILE = 4  # an axis of the merge is not cut smaller
 LARGE_STATE = 1024  # elements of a state from which its tile alone keeps a block busy
 
@@ -241,8 +241,8 @@ def _parts_on_threads(program: TileProgram, chain: _Chain, axis: LoopAxis, sizes
     product = _product(chain, sizes) if len(chain.visits) == 1 else None
     if product is not None and min(product.rows, product.columns) > THIN:
         return 1  # copies of its operands are cut along all three axes already
-    one = replace(rates(CPU), units=1)
-    seconds = predict(estimate(program, sizes), one).seconds
+    busy = replace(rates(CPU), units=1)  # as if the reduction's tasks were enough
+    seconds = predict(estimate(program, sizes), busy).seconds
     found = min(THREAD_TASKS // _tasks(chain, sizes), _tiles(axis, sizes), int(seconds / LEAST_PART_S))
     return 1 << (found.bit_length() - 1) if found > 1 else 1
 
