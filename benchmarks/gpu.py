@@ -121,6 +121,19 @@ def raced(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
 # ---------------------------------------------------------------- suites
 
 
+def copied(dtype: torch.dtype = torch.float32) -> Case:
+    """Copying 2^28 elements (1 GiB in f32), the ceiling of what else the same run moves through memory."""
+    x = drawn(1 << 28, dtype=dtype)
+    z = torch.empty_like(x)
+    return Case(
+        f"device copy {NAMES[dtype]} 2^28",
+        {"torch copy_": lambda: z.copy_(x)},
+        lambda: x.double(),
+        0,
+        2 * x.numel() * x.element_size(),
+    )
+
+
 def elementwise() -> list[Case]:
     cases = []
     for dtype, n in ((torch.float32, 1 << 28), (torch.bfloat16, 1 << 28)):
@@ -157,15 +170,7 @@ def elementwise() -> list[Case]:
                 2 * n * x.element_size(),
             )
         )
-        cases.append(
-            Case(
-                f"device copy {NAMES[dtype]} 2^28",
-                {"torch copy_": lambda x=x, z=z: z.copy_(x)},
-                lambda x=x: x.double(),
-                0,
-                2 * n * x.element_size(),
-            )
-        )
+        cases.append(copied(dtype))
     return cases
 
 
@@ -176,6 +181,7 @@ def reduction() -> list[Case]:
         tl.parse("kernel rows(x: f32[M, N]) -> y: f32[M] {\n  y[m] = sum[n](x[m, n])\n}\n")["rows"], "cuda"
     )
     return [
+        copied(),
         Case(
             "sum of rows f32 16384x16384",
             {"tileloom": lambda: rows(x), "torch": lambda: x.sum(1)},
@@ -194,7 +200,7 @@ def reduction() -> list[Case]:
 
 
 def softmax() -> list[Case]:
-    cases = []
+    cases = [copied()]
     for dtype in (torch.bfloat16, torch.float32):
         for n in (512, 1024, 4096, 8192, 32768):
             x = drawn((1 << 27) // n, n, dtype=dtype)
@@ -220,7 +226,7 @@ def norm() -> list[Case]:
         "kernel rms<T: f32 | bf16>(x: T[M, N], w: T[N], eps: f32) -> y: T[M, N] {\n"
         "  r[m] = rsqrt(sum[n](f32(x[m, n]) * f32(x[m, n])) / f32(N) + eps)\n  y[m, n] = x[m, n] * r[m] * w[n]\n}\n"
     )
-    cases = []
+    cases = [copied()]
     for n in (512, 1024, 4096, 8192, 32768):
         x, w = drawn((1 << 27) // n, n, dtype=torch.bfloat16), drawn(n, dtype=torch.bfloat16)
         kernel = tl.compile(tl.parse(text)["rms"], "cuda")

@@ -172,7 +172,7 @@ def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Maker:
     if type(like) is torch.Tensor and like.shape == shape and like.dtype == kind and like.is_contiguous():
         return torch.empty_like, None
     # one element seen as a tensor of that shape: empty_like takes two thirds of the time of empty, which has more arguments
-    model = torch.empty(1, dtype=kind, device=like.device).expand(shape)
+    model = torch.empty((), dtype=kind, device=like.device).expand(shape)
     if torch.empty_like(model).is_contiguous():
         return torch.empty_like, model
     return partial(empty, shape, dtype), None

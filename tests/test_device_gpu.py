@@ -117,6 +117,15 @@ def test_calls_again_with_other_memory_give_new_results(torch: Any) -> None:
         assert torch.equal(add(x=x, y=y), x + y)
 
 
+def test_results_without_axes(torch: Any) -> None:
+    total = kernel("reductions.tile", "total")
+    for scale in (1.0, 2.0, 3.0):
+        x = scale * torch.ones(300, 400, device="cuda")
+        got = total(x)
+        assert got.shape == ()
+        assert float(got) == 120000 * scale
+
+
 def test_calls_follow_the_current_stream(torch: Any) -> None:
     add = kernel("vector_add.tile", "vector_add")
     x = torch.ones(1 << 20, device="cuda")

@@ -40,6 +40,12 @@ kernel scaled(x: f32[M, N], by: f32, shift: i32) -> (y: f32[M, N], s: f32[M]) {
     s[m] = sum[n](x[m, n])
 }
 """
+TOTAL = """
+kernel total(x: f32[M, N]) -> t: f32 {
+    example M = 4, N = 8
+    t = sum[m, n](x[m, n])
+}
+"""
 UPDATED = """
 kernel updated(x: inout f32[N], y: f32[N]) {
     example N = 100
@@ -121,6 +127,14 @@ def test_several_results_and_numbers(fake: FakeCuda) -> None:
     assert into((x, 2.0, 3), {}, None) is NotImplemented
     assert into((x, 2.0, 3), {}, given[0]) is NotImplemented
     assert call((x, 2.0, 3), {}, given) is NotImplemented
+
+
+def test_results_without_axes(fake: FakeCuda) -> None:
+    total, x = kernel(TOTAL, "total"), torch.rand(4, 8)
+    assert total(x).shape == ()
+    made = native_of(total, x)((x,), {}, None)
+    assert made.shape == () and made.dtype == torch.float32
+    assert made.data_ptr() in (fake.launches[-1].address(i) for i in range(len(fake.launches[-1].parameters)))
 
 
 def test_parameters_updated_in_place(fake: FakeCuda) -> None:
