@@ -133,7 +133,8 @@ def test_results_without_axes(fake: FakeCuda) -> None:
     total, x = kernel(TOTAL, "total"), torch.rand(4, 8)
     assert total(x).shape == ()
     made = native_of(total, x)((x,), {}, None)
-    assert made.shape == () and made.dtype == torch.float32
+    assert made.shape == ()
+    assert made.dtype == torch.float32
     assert made.data_ptr() in (fake.launches[-1].address(i) for i in range(len(fake.launches[-1].parameters)))
 
 
