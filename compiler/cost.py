@@ -15,6 +15,7 @@ from functools import reduce
 
 from ..dsl.records import dataclass
 from . import tile_ir as tile
+from .codegen.one_step import in_one_step
 from .codegen.placement import distinct
 from .codegen.repeats import repeats
 from .occupancy import ALL_HIDDEN, Hidden
@@ -204,10 +205,10 @@ def binding(parts: Mapping[str, float]) -> str:
 
 
 def predict_module(
-    module: tile.TileModule, extents: Mapping[str, int], r: Rates, hidden: Iterable[Hidden] = ()
+    module: tile.TileModule, extents: Mapping[str, int], r: Rates, target: Target | None = None
 ) -> Prediction:
-    """The time of all launches, one after the other; `hidden` has an entry for each, or none."""
-    return predict_launches([estimate(p, extents) for p in module.programs], r, hidden)
+    """The time of all launches, one after the other."""
+    return predict_launches([estimate(p, extents, target) for p in module.programs], r)
 
 
 def predict_launches(costs: Sequence[Cost], r: Rates, hidden: Iterable[Hidden] = ()) -> Prediction:
@@ -218,14 +219,21 @@ def predict_launches(costs: Sequence[Cost], r: Rates, hidden: Iterable[Hidden] =
     return Prediction(sum(p.seconds for p in each), binding(parts), parts)
 
 
-def estimate(program: tile.TileProgram, extents: Mapping[str, int]) -> Cost:
-    """Cost of one launch at these extents (every extent of the program must be given)."""
+def estimate(program: tile.TileProgram, extents: Mapping[str, int], target: Target | None = None) -> Cost:
+    """Cost of one launch at these extents (every extent of the program must be given), by the code that `target` has for
+    them."""
+    if isinstance(target, CudaTarget) and not tile.has_product(program):
+        size = _Estimate(program, extents).value
+        program = in_one_step(
+            program,
+            lambda a: a.tile is not None and a.lo is None and a.hi is None and size(a.extent) <= a.tile,
+        )
     return _Estimate(program, extents).cost()
 
 
-def module_cost(module: tile.TileModule, extents: Mapping[str, int]) -> Cost:
+def module_cost(module: tile.TileModule, extents: Mapping[str, int], target: Target | None = None) -> Cost:
     """The costs of all launches, added up."""
-    return together([estimate(p, extents) for p in module.programs])
+    return together([estimate(p, extents, target) for p in module.programs])
 
 
 def together(costs: Sequence[Cost]) -> Cost:

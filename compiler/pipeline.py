@@ -217,7 +217,7 @@ def over_blocks(
     if len(programs) == len(fused.module.programs):
         return fused
     module = replace(fused.module, programs=tuple(programs), scratch=tuple(scratch))
-    cost, time = module_cost(module, sizes), predict_module(module, sizes, machine)
+    cost, time = module_cost(module, sizes, target), predict_module(module, sizes, machine, target)
     return replace(fused, module=module, cost=cost, prediction=time)
 
 
@@ -293,13 +293,13 @@ def compile_tiles(
     """Compile a hand-written tile program: nothing is decided, only the `static` extents take the values of `sizes`."""
     module = kernel.module(sizes)
     source = generate(module, target)
-    cost = module_cost(module, sizes)
+    cost = module_cost(module, sizes, target)
     statics = {e: n for p in module.programs for e, n in p.statics}
     return Compilation(
         kernel=kernel, options=options, target=target, written=kernel.graph, graph=kernel.graph, regions=(), plans=(),
         cascades=(), ledger=Ledger((), 0, dict(sizes), rates(target).origin),
         schedule=Schedule(module.name, module.name, target.name), module=module, source=source, cost=cost,
-        prediction=predict_module(module, sizes, rates(target)), remarks=(), sizes=dict(sizes), statics=statics,
+        prediction=predict_module(module, sizes, rates(target), target), remarks=(), sizes=dict(sizes), statics=statics,
         rates=rates(target), snapshots={"tile": print_module(module), "source": source},
     )  # fmt: skip
 

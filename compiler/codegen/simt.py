@@ -54,6 +54,7 @@ from ..tile_ir import (
 from .deal import Deal, Layout, Spread
 from .loop_states import sums_in_parts
 from .near_functions import with_near_functions
+from .one_step import in_one_step
 from .scalar_cuda import (
     Code,
     cast,
@@ -157,6 +158,7 @@ def row_kernel(program: TileProgram, target: CudaTarget, wide: Wide, suffix: str
     """The kernel of a variant whose tiles hold whole rows."""
     from .rows_ahead import RowsAhead  # which builds on this module
 
+    program = in_one_step(program, wide.holds)
     ahead = RowsAhead(program, target, wide, suffix)
     return ahead if ahead.serves and ahead.fills_a_multiprocessor else Kernel(program, target, wide, suffix)
 
@@ -618,9 +620,7 @@ class Kernel(Elements):
 
     def is_one_tile(self, a: LoopAxis) -> bool:
         """Does the variant take for granted that one tile holds the whole axis?"""
-        most = dict(self.wide.at_most)
-        bounded = a.lo is not None or a.hi is not None or a.tile is None
-        return not bounded and isinstance(a.extent, ExtentRef) and most.get(a.extent.name) == a.tile
+        return self.wide.holds(a)
 
     def loop(self, s: For) -> None:
         self.start_carries(s)

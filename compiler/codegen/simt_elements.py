@@ -98,6 +98,15 @@ class Wide:
         """Is an extent known to be a multiple of `size`?"""
         return isinstance(extent, ExtentRef) and dict(self.multiples).get(extent.name, 1) % size == 0
 
+    def holds(self, a: LoopAxis) -> bool:
+        """Is one tile known to hold the whole axis?"""
+        bounded = a.lo is not None or a.hi is not None or a.tile is None
+        return (
+            not bounded
+            and isinstance(a.extent, ExtentRef)
+            and dict(self.at_most).get(a.extent.name) == a.tile
+        )
+
 
 NARROW = Wide()
 

@@ -336,7 +336,7 @@ def build(
         key = name, r.name, r.roots, plan, tuple(graph.axes.items())
         part = lowered.get(key) if lowered is not None else None
         if part is None:
-            part = _part(name, graph, r, plan, schedule, sizes, remarks, rules)
+            part = _part(name, graph, r, plan, schedule, target, sizes, remarks, rules)
         if lowered is not None:
             lowered[key] = part
         found.append(part)
@@ -368,6 +368,7 @@ def _part(
     region: Region,
     plan: AxisPlan,
     schedule: Schedule,
+    target: Target,
     sizes: Mapping[str, int],
     remarks: Remarks,
     rules: Rules,
@@ -379,7 +380,7 @@ def _part(
     tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
     stated = pipeline_attributes(schedule, program, rules.facts)
     program = with_fields(program, name=name, tier=tier, attributes=stated)
-    return _Part(program, cascades, estimate(program, sizes))
+    return _Part(program, cascades, estimate(program, sizes, target))
 
 
 def measured(f: Fused, target: Target, machine: Rates, measure: Measure | None) -> Fused:
@@ -403,7 +404,7 @@ def with_ranges_ahead(
     between = (*f.module.scratch, *(t for x in found for t in x.between))
     module = with_fields(f.module, programs=programs, scratch=between)
     taken = tuple(None if p.name in ahead else measure(p) for p in programs)
-    costs = tuple(estimate(p, sizes) for p in programs)
+    costs = tuple(estimate(p, sizes, target) for p in programs)
     time = predict_launches(costs, machine, _hidden(taken, target))
     return with_fields(
         f, module=module, cost=together(costs), costs=costs, prediction=time, resources=taken,

@@ -282,13 +282,14 @@ def _flops(case: Case, v: Variant) -> float | None:
     """Of the products, as this variant runs them."""
     if v.compilation is None:
         return None
-    return module_cost(v.compilation.module, case.extents).dot_flops or None
+    return module_cost(v.compilation.module, case.extents, v.compilation.target).dot_flops or None
 
 
 def _prediction(case: Case, v: Variant) -> Prediction | None:
     if v.compilation is None:
         return None
-    return predict_module(v.compilation.module, case.extents, v.compilation.rates)
+    c = v.compilation
+    return predict_module(c.module, case.extents, c.rates, c.target)
 
 
 # ---------------------------------------------------------------- memory
