@@ -35,7 +35,7 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
-from .deal import Deal, Demand, FragmentDeal, fragment_deal
+from .deal import Deal, Demand, FragmentDeal, Layout, fragment_deal
 from .lazy_maximum import with_lazy_maxima
 from .remembered import remembered
 from .scalar_cuda import Code
@@ -48,7 +48,15 @@ from .simt_source import (
     Staged,
     Value,
 )
-from .streams import SIXTEEN, Streams, assumptions, facts_of, with_named_operands
+from .streams import (
+    SIXTEEN,
+    Pipeline,
+    Streams,
+    assumptions,
+    facts_of,
+    only_adds_products,
+    with_named_operands,
+)
 from .tile_types import Context, contexts, is_product, leaves, rewrite, tile_axes
 
 STEP = 16  # elements of the contracted axis that one instruction takes
@@ -64,6 +72,7 @@ MANY_STATES = 128
 LINES_WITH_MANY_STATES = (9, 0)
 """The first capability for which the addresses of lines have registers where a loop over full tiles is one of its own:
 attention of 128 columns under a causal mask spills nothing for sm_90a; for sm_80 112 bytes, and none with padded rows."""
+MOST_WAITS = 4  # slots of a ring up to which there is an instruction for the copies still under way
 EIGHT = 8  # rows of a matrix, and its columns: 16 bytes
 
 
@@ -99,6 +108,24 @@ class RegisterOperand:
 
     value: Expr
     axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """A product as a warp computes it: so many tiles of 16 rows, so many of 8 columns, whose sums lie so far apart in the
+    array `sums`; `i` and `j` count them."""
+
+    sums: str
+    element: DType
+    row: str
+    column: str
+    over: str
+    rows: int
+    columns: int
+    row_stride: int
+    column_stride: int
+    i: str
+    j: str
 
 
 @remembered
@@ -324,59 +351,143 @@ class MatrixKernel(Streams):
         dtype: DType,
     ) -> None:
         """target += a · b, one instruction's depth of the contracted axis at a time."""
-        layout, (over,) = target.layout, d.over
-        row = next(x for x in layout.axes if layout.spread(x).low == 2)
-        column = next(x for x in layout.axes if x != row)
+        over = d.over[0]
+        row, _ = _sides(target.layout)
         left, right = (a, b) if row in a.axes else (b, a)
         if not isinstance(right, Staged):
             right = super().operand(right.value)
-        element = self.facts.type_of(d.a, self.types).dtype
         if isinstance(left, RegisterOperand):
             left = replace(left, value=self._existing(left, over))
         for staged in (left, right):
             if isinstance(staged, Staged):
                 self.settle(staged)
-        rows, columns = layout.spread(row).count // 2, layout.spread(column).count // 2
-        parts = [self.names.fresh(n) for n in (f"{row}_part", f"{column}_part")]
-        for part, n in zip(parts, (4 * rows, 2 * columns), strict=True):
-            self.text.line(f"{part} = registers_i32({n})")
-        deal = self.deal
-        assert isinstance(deal, FragmentDeal)
-        row_step, column_step = 8 << deal.row_warps, 8 << deal.column_warps
-        lane8, lane3, lane4 = self.lanes(0, 3), self.lanes(3, 1), self.lanes(4, 1)
-        at_row = self.lanes(LANE_BITS, deal.row_warps)
-        at_column = self.lanes(LANE_BITS + deal.row_warps, deal.column_warps)
-        here = right if isinstance(left, RegisterOperand) else left
-        assert isinstance(here, Staged)
-        source_a = None
-        if isinstance(left, Staged):
-            source_a = self._matrices(left, row, over, lane3, lane4, lane8, at_row, row_step)
-            source_a = self._across_pairs(source_a, rows)
-        source_b = self._matrices(right, column, over, lane4, lane3, lane8, at_column, column_step)
-        source_b = self._across_pairs(source_b, columns // 2)
+        multiplied = self._multiplied(d, target)
+        parts = self._parts(multiplied)
+        source_a = self._places(multiplied, left) if isinstance(left, Staged) else None
+        source_b = self._places(multiplied, right)
+        in_lines = any(x is not None and x.turn for x in (source_a, source_b))
+        for k in self._steps(over, LINE // STEP if in_lines else self.tiles[over] // STEP):
+            if source_a is not None:
+                self._fetch(source_a, parts[0], multiplied.rows, multiplied.i, multiplied.element, k)
+            else:
+                assert isinstance(left, RegisterOperand)
+                self._pack(
+                    left, parts[0], row, over, multiplied.rows, multiplied.i, multiplied.element, k
+                )
+            self._fetch(source_b, parts[1], multiplied.columns // 2, multiplied.j, multiplied.element, k)
+            self._multiply(multiplied, parts)
+
+    def _multiplied(self, d: Dot, target: Registers) -> Multiplied:
+        layout = target.layout
+        row, column = _sides(layout)
         strides = {
             x: Point(layout, {y: "1" if y == x else "0" for y in layout.axes}).element(layout)
             for x in layout.axes
         }
-        row_stride, column_stride = (_stride(strides[x]) for x in (row, column))
-        i, j = self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i")
-        in_lines = any(x is not None and x.turn for x in (source_a, source_b))
-        for k in self._steps(over, LINE // STEP if in_lines else self.tiles[over] // STEP):
-            if source_a is not None:
-                self._fetch(source_a, parts[0], rows, i, element, k)
-            else:
-                assert isinstance(left, RegisterOperand)
-                self._pack(left, parts[0], row, over, rows, i, element, k)
-            self._fetch(source_b, parts[1], columns // 2, j, element, k)
-            self.text.line(f"for {i} in range({rows}):")
+        return Multiplied(
+            target.array, self.facts.type_of(d.a, self.types).dtype, row, column, d.over[0],
+            layout.spread(row).count // 2, layout.spread(column).count // 2,
+            _stride(strides[row]), _stride(strides[column]),
+            self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i"),
+        )  # fmt: skip
+
+    def _parts(self, m: Multiplied) -> tuple[str, str]:
+        """Registers for the fragments of one instruction's depth of both operands."""
+        parts = self.names.fresh(f"{m.row}_part"), self.names.fresh(f"{m.column}_part")
+        for part, n in zip(parts, (4 * m.rows, 2 * m.columns), strict=True):
+            self.text.line(f"{part} = registers_i32({n})")
+        return parts
+
+    def _places(self, m: Multiplied, staged: Staged) -> Matrices:
+        """Where a lane reads an operand's matrices."""
+        deal = self.deal
+        assert isinstance(deal, FragmentDeal)
+        lane8, lane3, lane4 = self.lanes(0, 3), self.lanes(3, 1), self.lanes(4, 1)
+        if m.row in staged.axes:
+            at_row = self.lanes(LANE_BITS, deal.row_warps)
+            found = self._matrices(staged, m.row, m.over, lane3, lane4, lane8, at_row, 8 << deal.row_warps)
+            return self._across_pairs(found, m.rows)
+        at_column = self.lanes(LANE_BITS + deal.row_warps, deal.column_warps)
+        found = self._matrices(
+            staged, m.column, m.over, lane4, lane3, lane8, at_column, 8 << deal.column_warps
+        )
+        return self._across_pairs(found, m.columns // 2)
+
+    def _multiply(self, m: Multiplied, parts: tuple[str, str]) -> None:
+        """Add the products of the fragments in `parts`."""
+        self.text.line(f"for {m.i} in range({m.rows}):")
+        with self.text.indented():
+            self.text.line(f"for {m.j} in range({m.columns}):")
             with self.text.indented():
-                self.text.line(f"for {j} in range({columns}):")
-                with self.text.indented():
-                    at = f"{i} * {2 * row_stride} + {j} * {2 * column_stride}"
-                    self.text.line(
-                        f"mma_{element}({target.array}, {at}, {row_stride}, {column_stride}, "
-                        f"{parts[0]}, 4 * {i}, {parts[1]}, 2 * {j})"
-                    )
+                at = f"{m.i} * {2 * m.row_stride} + {m.j} * {2 * m.column_stride}"
+                self.text.line(
+                    f"mma_{m.element}({m.sums}, {at}, {m.row_stride}, {m.column_stride}, "
+                    f"{parts[0]}, 4 * {m.i}, {parts[1]}, 2 * {m.j})"
+                )
+
+    # ------------------------------------------------------------ fragments a step ahead
+
+    def steps_of(self, p: Pipeline) -> set[str]:
+        """Steps that do nothing but add one product read its fragments ahead, across the barrier between them."""
+        d = self._only_product(p)
+        return super().steps_of(p) if d is None else self._rounds_ahead(p, d)
+
+    def _only_product(self, p: Pipeline) -> Dot | None:
+        """The product of a loop whose fragments are read ahead, if it is one."""
+        s = p.last
+        if len(p.chain) > 1 or len(s.carries) > 1 or not only_adds_products(s) or self.stages > MOST_WAITS:
+            return None
+        (found,) = (x for x in subexpressions(s.yields[0]) if isinstance(x, Dot))
+        (carry,) = s.carries
+        fed = {x.name for x in (found.a, found.b) if isinstance(x, Name)} <= set(p.rings)
+        sums = self.values[carry.name].registers
+        even = self.tiles[s.axis.name] // STEP % 2 == 0
+        return found if fed and even and sums is not None else None
+
+    def _rounds_ahead(self, p: Pipeline, d: Dot) -> set[str]:
+        """While one instruction's depth is multiplied, the next one's fragments are read. Those of the next step's first come
+        before the last products of a step, after the barrier that says that its copies have landed and that nothing reads
+        this step's slot any more, into which copies go then."""
+        s, axis, size = p.last, p.last.axis.name, p.last.axis.tile or 1
+        names, stages = self.axis_names[axis], self.stages
+        sums = self.values[s.carries[0].name].registers
+        assert sums is not None
+        for let, _ in p.streams:
+            self.types[let.name] = let.type
+        for stage in range(stages):
+            self.text.line(f"{names.first} = {p.start} + {stage * size}")
+            self.ask_anyway(p, names.first, str(stage))
+        m = self._multiplied(d, sums)
+        parts = [self._parts(m), self._parts(m)]
+        operands = [p.rings[x.name] for x in (d.a, d.b) if isinstance(x, Name)]
+        operands.sort(key=lambda x: m.row not in x.axes)
+        slot, following = self.names.fresh("slot"), self.names.fresh("slot_next")
+        self.text.line(f"{slot} = 0")
+        held = set(self.awaited)
+        self.arrived(stages - 1)
+        self._fetch_all(m, [self._places(m, self.in_slot(x, slot)) for x in operands], parts[0], "0")
+        visited = self.names.fresh(f"{axis}_now")
+        self.text.line(f"for {visited} in range({p.start}, {p.stop}, {size}):")
+        with self.text.indented(), self.back_edge():
+            self.text.line(f"{following} = {self.next_slot(slot)}")
+            places = [self._places(m, self.in_slot(x, slot)) for x in operands]
+            steps = self.tiles[axis] // STEP
+            for k in range(steps):
+                if k == steps - 1:
+                    self.arrived(stages - 2)
+                    places = [self._places(m, self.in_slot(x, following)) for x in operands]
+                self._fetch_all(m, places, parts[(k + 1) % 2], str((k + 1) % steps))
+                self._multiply(m, parts[k % 2])
+            for x in operands:
+                self.memory.read(x.buffer)
+            self.text.line(f"{names.first} = {visited} + {stages * size}")
+            self.ask_anyway(p, names.first, slot)
+            self.text.line(f"{slot} = {following}")
+        return held
+
+    def _fetch_all(self, m: Multiplied, places: list[Matrices], parts: tuple[str, str], k: str) -> None:
+        self._fetch(places[0], parts[0], m.rows, m.i, m.element, k)
+        self._fetch(places[1], parts[1], m.columns // 2, m.j, m.element, k)
 
     def _steps(self, over: str, together: int) -> Iterator[str]:
         """The number of a step of a product, in loops over so many: NVVM unrolls short ones whole, and registers cannot be
@@ -511,6 +622,12 @@ class MatrixKernel(Streams):
         ]
         self.text.line(f"{part}[4 * {counter} + 2 * {deeper} + {half}] = pack_{element}({', '.join(pair)})")
         self.text.depth = depth
+
+
+def _sides(layout: Layout) -> tuple[str, str]:
+    """The axes of a product's result, on rows and on columns of fragments."""
+    row = next(x for x in layout.axes if layout.spread(x).low == 2)
+    return row, next(x for x in layout.axes if x != row)
 
 
 def _stride(text: str) -> int:
