@@ -316,7 +316,9 @@ class MatrixKernel(Streams):
         """Do loops that carry many values compute on partial tiles too?"""
         loops = [s for s in statements(self.program.body) if isinstance(s, For)]
         many = max((sum(self.deal.layout(c.type.axes).elements for c in s.carries) for s in loops), default=0)
-        partial = any(s.axis.tile and self.has_tail(s.axis, s.axis.tile) for s in loops)
+        partial = any(
+            s.axis.tile and self.has_tail(s.axis, s.axis.tile) and not only_adds_products(s) for s in loops
+        )
         return many >= MANY_STATES and bool(self.continued or partial)
 
     def materialise(self, e: Expr) -> Expr:

@@ -428,24 +428,51 @@ class Streams(Kernel):
         if staged.chunked:
             place = staged.place(where[c.row], where[c.column])
         outside = self.within(param, c.load.subscripts, subscripts, loose)
+        checks = [*conditions, *outside]
+        lanes = {a: self.lane_checks(at, a) for a in t.axes}
         if even:
             rows = threads // along
             offset = self.cut(Code(offset, DType.I64), 0).text
             place = self.cut(Code(place, DType.I64), 0).text
             step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
+            end = self._row_end(c.row)
+            if end:
+                checks = [self._rows_left(c.row, end, [*checks, *lanes[c.column]], piece, rows)]
+                lanes = {}
             self.text.line(f"for {piece} in range({pieces // threads}):")
             self.text.depth += 1
             apart = rows * (LINE if staged.chunked else pitch[c.row])
             place, offset = f"{place} + {apart} * {piece}", f"{offset} + {step} * {piece}"
-            self.text.line(
-                f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
-            )
-        checks = [*conditions, *(x for a in t.axes for x in self.lane_checks(at, a)), *outside]
+            if lanes.get(c.row):
+                self.text.line(
+                    f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
+                )
+        checks = [*checks, *(x for a in lanes for x in lanes[a])]
         self.text.line(
             f"copy{c.width * t.dtype.bytes}_{t.dtype}({staged.buffer.name}, {place}, "
             f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
         )
         self.text.depth = depth
+
+    def _row_end(self, axis: str) -> str:
+        """Where the rows of a tile end that may not all exist, if that alone says which do; "" otherwise."""
+        a, names = self.live[axis], self.axis_names[axis]
+        if axis in self._whole() or axis in self.full or starts_late(a):
+            return ""
+        if a.hi is not None:
+            return names.hi
+        return self.emit(a.extent, NOWHERE).operand if self.has_tail(a, self.tiles[axis]) else ""
+
+    def _rows_left(self, axis: str, end: str, others: list[str], piece: str, rows: int) -> str:
+        """The condition under which a thread's piece of a tile exists: one comparison with a number of 32 bits, how many
+        rows there are from the first piece's on, or none where the pieces lack something that they have in common."""
+        index = self.axis_names[axis].index
+        left = self.assign("rows_left", Code(f"i32(min({end} - {index}, {self.tiles[axis]}))", DType.I32))
+        if others:
+            left = self.assign(
+                "rows_there", Code(f"{left} if {' and '.join(others)} else i32(0)", DType.I32)
+            )
+        return f"i32({rows} * {piece}) < {left}"
 
     def _first(self, axis: str) -> str:
         return "" if axis in self._whole() else f"{self.axis_names[axis].first} + "
@@ -679,8 +706,9 @@ class Streams(Kernel):
 
     def ask_anyway(self, p: Pipeline, first: str, slot: str) -> None:
         """The same without a branch, of zeros where there is no such step: products that run go on beside it."""
-        more = self.assign("more", Code(f"{first} < {p.stop}", DType.BOOL))
-        self._copy_all(p, slot, (more,))
+        checked = self._row_end(p.last.axis.name)  # its lanes tell whether there is such a step
+        more = () if checked else (self.assign("more", Code(f"{first} < {p.stop}", DType.BOOL)),)
+        self._copy_all(p, slot, more)
         self.text.line("commit_copies()")
 
     def _copy_all(self, p: Pipeline, slot: str, conditions: tuple[str, ...] = ()) -> None:
