@@ -19,6 +19,7 @@ from dataclasses import replace
 from ...dsl.diagnostics import TileError
 from ...dsl.records import dataclass
 from ...dsl.types import DType
+from ..remarks import Kind
 from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
@@ -39,7 +40,6 @@ from .deal import Deal, Demand, FragmentDeal, Layout, fragment_deal
 from .lazy_maximum import with_lazy_maxima
 from .remembered import remembered
 from .scalar_cuda import Code
-from .simt import Kernel
 from .simt_source import (
     LINE,
     LINE_BITS,
@@ -50,7 +50,6 @@ from .simt_source import (
 )
 from .streams import (
     SIXTEEN,
-    Pipeline,
     Streams,
     assumptions,
     facts_of,
@@ -72,7 +71,6 @@ MANY_STATES = 128
 LINES_WITH_MANY_STATES = (9, 0)
 """The first capability for which the addresses of lines have registers where a loop over full tiles is one of its own:
 attention of 128 columns under a causal mask spills nothing for sm_90a; for sm_80 112 bytes, and none with padded rows."""
-MOST_WAITS = 4  # slots of a ring up to which there is an instruction for the copies still under way
 EIGHT = 8  # rows of a matrix, and its columns: 16 bytes
 
 
@@ -129,7 +127,7 @@ class Multiplied:
 
 
 @remembered
-def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
+def variants(program: TileProgram, target: CudaTarget) -> list[MatrixKernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment. Raises `Unfit`."""
     if target.capability < (8, 0):
         raise Unfit(f"{target.name} has no mma.sync for this shape")
@@ -148,6 +146,28 @@ def is_lazy(program: TileProgram) -> bool:
     """Do maxima of its loops stay where they are while that is not much (`lazy_maximum.py`)?"""
     ready = with_named_operands(program, rounds=True)
     return with_lazy_maxima(ready) is not ready
+
+
+def decisions(program: TileProgram, target: CudaTarget) -> Iterator[tuple[Kind, str, str]]:
+    """Remarks on a program's kernels, each as its kind, name and text: which operands lie in lines of 128 bytes and why others
+    lie in padded rows, in one sentence for variants that agree; which read fragments ahead."""
+    found: dict[str, list[MatrixKernel]] = {}
+    for kernel in variants(program, target):
+        reasons = sorted(set(kernel.padded.values()))  # "" first
+        told = {r: ", ".join(f"`{n}`" for n, x in kernel.padded.items() if x == r) for r in reasons}
+        parts = [f"{n} in padded rows: {r}" if r else f"{n} in lines of 128 bytes" for r, n in told.items()]
+        found.setdefault("; ".join(parts), []).append(kernel)
+    for text, kernels in found.items():
+        kind: Kind = "missed" if any(kernels[0].padded.values()) else "applied"
+        yield kind, "operand-lines", f"{program.name}: operands in {_named(kernels)}: {text}"
+    ahead = [k for kernels in found.values() for k in kernels if k.reads_ahead]
+    if ahead:
+        text = "fragments are read one instruction's depth ahead, across the barrier between steps"
+        yield "applied", "fragments-ahead", f"{program.name}: in {_named(ahead)} {text}"
+
+
+def _named(kernels: list[MatrixKernel]) -> str:
+    return ", ".join(f"`{k.name}`" for k in kernels)
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
@@ -200,6 +220,10 @@ class MatrixKernel(Streams):
 
     def _give_names(self) -> None:
         self.rounds = True  # operands and weights are rounded to 16 bits
+        self.reads_ahead = False
+        """Are fragments read before the products of the depth before theirs?"""
+        self.padded: dict[str, str] = {}
+        """Operands in shared memory, each with the reason why it lies in padded rows; "" where it lies in lines."""
         super()._give_names()
 
     # ------------------------------------------------------------ where things lie
@@ -284,8 +308,9 @@ class MatrixKernel(Streams):
         """16-bit tiles lie in lines of 128 bytes where they divide into them, else as they are, each row 16 bytes longer."""
         if t.dtype not in SIXTEEN:
             return super().place(name, t)
-        sizes = [self.tiles[a] for a in t.axes]
-        if self.is_chunked(t):
+        sizes, reason = [self.tiles[a] for a in t.axes], self.why_padded(t)
+        self.padded[self._shown(name)] = reason
+        if not reason:
             rows, columns = sizes
             buffer = self.memory.allocate(self.names.fresh(name), t.dtype, rows * columns, LINE)
             return Staged(buffer, t.axes, (columns, 1), chunked=rows * LINE)
@@ -297,15 +322,29 @@ class MatrixKernel(Streams):
         buffer = self.memory.allocate(self.names.fresh(name), t.dtype, size)
         return Staged(buffer, t.axes, tuple(reversed(pitches)))
 
+    def _shown(self, name: str) -> str:
+        """What a staged tile is called in a remark: its tensor, if it comes from memory."""
+        name = name.removesuffix("_ring").removesuffix("_shared")
+        loads = (s for s in statements(self.program.body) if isinstance(s, Let) and s.name == name)
+        return next((s.value.tensor for s in loads if isinstance(s.value, Load)), name)
+
     def is_chunked(self, t: TileType) -> bool:
-        """Rows are whole lines, and each round of copies starts at the same place of eight rows."""
+        return not self.why_padded(t)
+
+    def why_padded(self, t: TileType) -> str:
+        """Why a tile lies in padded rows, in words; "" where its rows are whole lines, and each round of copies starts at
+        the same place of eight rows."""
         if t.dtype not in SIXTEEN or len(t.axes) != 2:
-            return False
+            return "it is no tile of 16-bit floats over two axes"
         rows, columns = (self.tiles[a] for a in t.axes)
         threads, along = self.deal.threads, columns // CHUNK
-        whole = rows % EIGHT == 0 and columns % LINE == 0
-        even = whole and threads % along == 0 and threads // along % EIGHT == 0
-        return even and (self.spills_places() or not self._is_short_of_registers())
+        if columns % LINE:
+            return f"a row of {columns} is no multiple of {LINE}"
+        if rows % EIGHT or threads % along or threads // along % EIGHT:
+            return f"{threads} threads do not copy {rows} rows of {columns} by eights"
+        if self._is_short_of_registers() and not self.spills_places():
+            return f"loops that compute on partial tiles carry {self._carried()} values a thread"
+        return ""
 
     def spills_places(self) -> bool:
         """Are registers short where lines are worth it even so?"""
@@ -314,12 +353,21 @@ class MatrixKernel(Streams):
 
     def _is_short_of_registers(self) -> bool:
         """Do loops that carry many values compute on partial tiles too?"""
-        loops = [s for s in statements(self.program.body) if isinstance(s, For)]
-        many = max((sum(self.deal.layout(c.type.axes).elements for c in s.carries) for s in loops), default=0)
         partial = any(
-            s.axis.tile and self.has_tail(s.axis, s.axis.tile) and not only_adds_products(s) for s in loops
+            s.axis.tile and self.has_tail(s.axis, s.axis.tile) and not only_adds_products(s)
+            for s in self._all_loops()
         )
-        return many >= MANY_STATES and bool(self.continued or partial)
+        return self._carried() >= MANY_STATES and bool(self.continued or partial)
+
+    def _carried(self) -> int:
+        """The most values that a thread carries through a loop."""
+        return max(
+            (sum(self.deal.layout(c.type.axes).elements for c in s.carries) for s in self._all_loops()),
+            default=0,
+        )
+
+    def _all_loops(self) -> list[For]:
+        return [s for s in statements(self.program.body) if isinstance(s, For)]
 
     def materialise(self, e: Expr) -> Expr:
         """exp(c * x) -> exp2(c * log2(e) * x) for a c that all lanes share: one product less an element."""
@@ -363,23 +411,23 @@ class MatrixKernel(Streams):
         for staged in (left, right):
             if isinstance(staged, Staged):
                 self.settle(staged)
-        multiplied = self._multiplied(d, target)
-        parts = self._parts(multiplied)
-        source_a = self._places(multiplied, left) if isinstance(left, Staged) else None
-        source_b = self._places(multiplied, right)
+        multiplied = self.multiplied(d, target)
+        parts = self.parts_of(multiplied)
+        source_a = self.matrices_of(multiplied, left) if isinstance(left, Staged) else None
+        source_b = self.matrices_of(multiplied, right)
         in_lines = any(x is not None and x.turn for x in (source_a, source_b))
         for k in self._steps(over, LINE // STEP if in_lines else self.tiles[over] // STEP):
             if source_a is not None:
-                self._fetch(source_a, parts[0], multiplied.rows, multiplied.i, multiplied.element, k)
+                self.fetch_matrices(source_a, parts[0], multiplied.rows, multiplied.i, multiplied.element, k)
             else:
                 assert isinstance(left, RegisterOperand)
-                self._pack(
-                    left, parts[0], row, over, multiplied.rows, multiplied.i, multiplied.element, k
-                )
-            self._fetch(source_b, parts[1], multiplied.columns // 2, multiplied.j, multiplied.element, k)
-            self._multiply(multiplied, parts)
+                self._pack(left, parts[0], row, over, multiplied.rows, multiplied.i, multiplied.element, k)
+            self.fetch_matrices(
+                source_b, parts[1], multiplied.columns // 2, multiplied.j, multiplied.element, k
+            )
+            self.multiply(multiplied, parts)
 
-    def _multiplied(self, d: Dot, target: Registers) -> Multiplied:
+    def multiplied(self, d: Dot, target: Registers) -> Multiplied:
         layout = target.layout
         row, column = _sides(layout)
         strides = {
@@ -393,14 +441,14 @@ class MatrixKernel(Streams):
             self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i"),
         )  # fmt: skip
 
-    def _parts(self, m: Multiplied) -> tuple[str, str]:
+    def parts_of(self, m: Multiplied) -> tuple[str, str]:
         """Registers for the fragments of one instruction's depth of both operands."""
         parts = self.names.fresh(f"{m.row}_part"), self.names.fresh(f"{m.column}_part")
         for part, n in zip(parts, (4 * m.rows, 2 * m.columns), strict=True):
             self.text.line(f"{part} = registers_i32({n})")
         return parts
 
-    def _places(self, m: Multiplied, staged: Staged) -> Matrices:
+    def matrices_of(self, m: Multiplied, staged: Staged) -> Matrices:
         """Where a lane reads an operand's matrices."""
         deal = self.deal
         assert isinstance(deal, FragmentDeal)
@@ -415,7 +463,7 @@ class MatrixKernel(Streams):
         )
         return self._across_pairs(found, m.columns // 2)
 
-    def _multiply(self, m: Multiplied, parts: tuple[str, str]) -> None:
+    def multiply(self, m: Multiplied, parts: tuple[str, str]) -> None:
         """Add the products of the fragments in `parts`."""
         self.text.line(f"for {m.i} in range({m.rows}):")
         with self.text.indented():
@@ -426,70 +474,6 @@ class MatrixKernel(Streams):
                     f"mma_{m.element}({m.sums}, {at}, {m.row_stride}, {m.column_stride}, "
                     f"{parts[0]}, 4 * {m.i}, {parts[1]}, 2 * {m.j})"
                 )
-
-    # ------------------------------------------------------------ fragments a step ahead
-
-    def steps_of(self, p: Pipeline) -> set[str]:
-        """Steps that do nothing but add one product read its fragments ahead, across the barrier between them."""
-        d = self._only_product(p)
-        return super().steps_of(p) if d is None else self._rounds_ahead(p, d)
-
-    def _only_product(self, p: Pipeline) -> Dot | None:
-        """The product of a loop whose fragments are read ahead, if it is one."""
-        s = p.last
-        if len(p.chain) > 1 or len(s.carries) > 1 or not only_adds_products(s) or self.stages > MOST_WAITS:
-            return None
-        (found,) = (x for x in subexpressions(s.yields[0]) if isinstance(x, Dot))
-        (carry,) = s.carries
-        fed = {x.name for x in (found.a, found.b) if isinstance(x, Name)} <= set(p.rings)
-        sums = self.values[carry.name].registers
-        even = self.tiles[s.axis.name] // STEP % 2 == 0
-        return found if fed and even and sums is not None else None
-
-    def _rounds_ahead(self, p: Pipeline, d: Dot) -> set[str]:
-        """While one instruction's depth is multiplied, the next one's fragments are read. Those of the next step's first come
-        before the last products of a step, after the barrier that says that its copies have landed and that nothing reads
-        this step's slot any more, into which copies go then."""
-        s, axis, size = p.last, p.last.axis.name, p.last.axis.tile or 1
-        names, stages = self.axis_names[axis], self.stages
-        sums = self.values[s.carries[0].name].registers
-        assert sums is not None
-        for let, _ in p.streams:
-            self.types[let.name] = let.type
-        for stage in range(stages):
-            self.text.line(f"{names.first} = {p.start} + {stage * size}")
-            self.ask_anyway(p, names.first, str(stage))
-        m = self._multiplied(d, sums)
-        parts = [self._parts(m), self._parts(m)]
-        operands = [p.rings[x.name] for x in (d.a, d.b) if isinstance(x, Name)]
-        operands.sort(key=lambda x: m.row not in x.axes)
-        slot, following = self.names.fresh("slot"), self.names.fresh("slot_next")
-        self.text.line(f"{slot} = 0")
-        held = set(self.awaited)
-        self.arrived(stages - 1)
-        self._fetch_all(m, [self._places(m, self.in_slot(x, slot)) for x in operands], parts[0], "0")
-        visited = self.names.fresh(f"{axis}_now")
-        self.text.line(f"for {visited} in range({p.start}, {p.stop}, {size}):")
-        with self.text.indented(), self.back_edge():
-            self.text.line(f"{following} = {self.next_slot(slot)}")
-            places = [self._places(m, self.in_slot(x, slot)) for x in operands]
-            steps = self.tiles[axis] // STEP
-            for k in range(steps):
-                if k == steps - 1:
-                    self.arrived(stages - 2)
-                    places = [self._places(m, self.in_slot(x, following)) for x in operands]
-                self._fetch_all(m, places, parts[(k + 1) % 2], str((k + 1) % steps))
-                self._multiply(m, parts[k % 2])
-            for x in operands:
-                self.memory.read(x.buffer)
-            self.text.line(f"{names.first} = {visited} + {stages * size}")
-            self.ask_anyway(p, names.first, slot)
-            self.text.line(f"{slot} = {following}")
-        return held
-
-    def _fetch_all(self, m: Multiplied, places: list[Matrices], parts: tuple[str, str], k: str) -> None:
-        self._fetch(places[0], parts[0], m.rows, m.i, m.element, k)
-        self._fetch(places[1], parts[1], m.columns // 2, m.j, m.element, k)
 
     def _steps(self, over: str, together: int) -> Iterator[str]:
         """The number of a step of a product, in loops over so many: NVVM unrolls short ones whole, and registers cannot be
@@ -584,7 +568,9 @@ class MatrixKernel(Streams):
         self.text.line(f"    {places}[{i}] = {source.across(f'{i} * {source.pair}')}")
         return replace(source, base=places, turn="", each=True)
 
-    def _fetch(self, source: Matrices, part: str, count: int, counter: str, element: DType, k: str) -> None:
+    def fetch_matrices(
+        self, source: Matrices, part: str, count: int, counter: str, element: DType, k: str
+    ) -> None:
         base, deep = source.base, f" + {k} * {source.deep}" if k != "0" else ""
         if source.turn:  # this step's place in the lines
             base, deep = self.assign(f"{base}_at", Code(source.across(f"{k} * {source.deep}"), DType.I64)), ""

@@ -469,9 +469,7 @@ class Streams(Kernel):
         index = self.axis_names[axis].index
         left = self.assign("rows_left", Code(f"i32(min({end} - {index}, {self.tiles[axis]}))", DType.I32))
         if others:
-            left = self.assign(
-                "rows_there", Code(f"{left} if {' and '.join(others)} else i32(0)", DType.I32)
-            )
+            left = self.assign("rows_there", Code(f"{left} if {' and '.join(others)} else i32(0)", DType.I32))
         return f"i32({rows} * {piece}) < {left}"
 
     def _first(self, axis: str) -> str:
