@@ -149,7 +149,7 @@ def is_lazy(program: TileProgram) -> bool:
 
 
 def decisions(program: TileProgram, target: CudaTarget) -> Iterator[tuple[Kind, str, str]]:
-    """Remarks on a program's kernels, each as its kind, name and text: which operands lie in lines of 128 bytes and why others
+    """Remarks on the kernels, each as its kind, name and text: which operands lie in lines of 128 bytes and why others
     lie in padded rows, in one sentence for variants that agree; which read fragments ahead."""
     found: dict[str, list[MatrixKernel]] = {}
     for kernel in variants(program, target):
