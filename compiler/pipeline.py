@@ -155,10 +155,14 @@ def compile_kernel(
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused, running)
     source = generate(fused.module, target)
-    for text in told(source) if isinstance(target, CudaTarget) else ():
-        remarks.add("note", "codegen", "variants", text)
-    for text in ahead_told(source) if isinstance(target, CudaTarget) else ():
-        remarks.add("applied", "codegen", "rows-ahead", text)
+    if isinstance(target, CudaTarget):
+        for text in told(source):
+            remarks.add("note", "codegen", "variants", text)
+        for text in ahead_told(source):
+            remarks.add("applied", "codegen", "rows-ahead", text)
+        for p in (with_near_functions(p) for p in fused.module.programs if p.tier == "mma"):
+            for kind, name, text in mma.decisions(p, target):
+                remarks.add(kind, "codegen", name, text)
     statics = {e: n for p in fused.module.programs for e, n in p.statics}
     snapshots = {
         "tensor": print_graph(written),

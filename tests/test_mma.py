@@ -16,9 +16,9 @@ from tileloom.compiler.codegen.shared_memory import Buffer
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.codegen.simt_source import Staged
 from tileloom.compiler.interpreter import tile
-from tileloom.compiler.pipeline import compile_kernel
+from tileloom.compiler.pipeline import Compilation, compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
-from tileloom.compiler.target import SM_75, SM_80, SM_90A
+from tileloom.compiler.target import SM_75, SM_80, SM_90A, CudaTarget
 from tileloom.compiler.tile_text import parse_module
 from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
@@ -208,6 +208,47 @@ def test_a_missing_wait_shows() -> None:
         emulate.run_module(module, source, inputs, {})
 
 
+AHEAD = LINES.replace("[A]", "[M, K]").replace("[B]", "[K, N]").replace("a[a]", "a[m, k]")
+AHEAD = AHEAD.replace("b[b]", "b[k, n]").replace("m in M by 64, n in N by 128", "m in M by 32, n in N by 64")
+"""Four depths a step, tiles in lines: fragments are read ahead."""
+
+
+@pytest.mark.parametrize("k", [0, 64, 192, 320])
+def test_fragments_are_read_ahead_through_the_ring(k: int) -> None:
+    """No step, fewer than there are slots, as many, and more."""
+    inputs = (
+        {"a": drawn(32, k), "b": drawn(k, 64)} if k else {"a": drawn(32, 8)[:, :0], "b": drawn(8, 64)[:0]}
+    )
+    assert "slot_next" in generate(parse_module(AHEAD), SM_80)
+    assert worst(AHEAD, inputs, {}, True) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("wait_copies1()", "wait_copies3()"),
+        ("wait_copies1()\n            cuda.syncthreads()", "wait_copies1()"),
+        ("wait_copies2()", "wait_copies3()"),
+        ("wait_copies2()\n        cuda.syncthreads()", "wait_copies2()"),
+    ],
+)
+def test_fragments_ahead_need_each_wait_and_barrier(text: str, instead: str) -> None:
+    module, inputs = parse_module(AHEAD), {"a": drawn(32, 320), "b": drawn(320, 64)}
+    source = generate(module, SM_80)
+    assert text in source
+    with pytest.raises(emulate.KernelFault, match="no barrier between"):
+        emulate.run_module(module, source.replace(text, instead), inputs, {})
+
+
+def test_where_operands_lie_is_a_remark() -> None:
+    told = {(r.name, r.kind): r.message for r in layer("").remarks}
+    assert told["operand-lines", "applied"].endswith("`layer_any`: `a`, `b` in lines of 128 bytes")
+    assert "`layer`, `layer_ragged`" in told["fragments-ahead", "applied"]
+    short = {(r.name, r.kind): r.message for r in layer("tile k by 48").remarks}
+    assert "`a`, `b` in padded rows: a row of 48 is no multiple of 64" in short["operand-lines", "missed"]
+    assert ("fragments-ahead", "applied") not in short
+
+
 def test_a_missing_barrier_is_a_race() -> None:
     module, inputs = parse_module(product("K, N", "k, n")), {"a": drawn(32, 64), "b": drawn(64, 32)}
     source = generate(module, SM_80)
@@ -227,32 +268,54 @@ LAYER = """kernel layer<T: bf16 | f16>(a: T[M, K], b: T[N, K]) -> c: T[M, N] {
 """
 
 
-@pytest.mark.skipif(
+NEEDS_TOOLKIT = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="the extra `cuda` is not installed"
 )
+
+
+def layer(lines: str, target: CudaTarget = SM_90A) -> Compilation:
+    schedule = parse_schedule(f"schedule s for layer on {target.name} {{ tier mma\n {lines} }}")
+    sizes = {"M": 4096, "N": 4096, "K": 4096}
+    return compile_kernel(
+        tl.parse(LAYER)["layer"], target, sizes, dtypes={"T": DType.BF16}, schedule=schedule
+    )
+
+
+@NEEDS_TOOLKIT
 @pytest.mark.parametrize(("tiles", "copies"), [("m by 128, n by 128", 16), ("m by 128, n by 256", 12)])
 def test_a_step_of_a_product_is_little_else(tiles: str, copies: int) -> None:
-    """Of a step of 64: 128 products of a warp of 64 x 64, 32 reads of fragments, the first of which come before all copies,
-    which start among the products."""
+    """Of a step of 64: 128 products of a warp of 64 x 64 and 32 reads of fragments, each well before its products: those of
+    the next step follow the one barrier, behind which products that need none of them are left; copies start among these."""
     from tileloom.runtime import machine_code
 
-    schedule = parse_schedule(f"schedule s for layer on cuda:sm_90a {{ tier mma\n tile {tiles} }}")
-    sizes = {"M": 4096, "N": 4096, "K": 4096}
-    made = compile_kernel(
-        tl.parse(LAYER)["layer"], SM_90A, sizes, dtypes={"T": DType.BF16}, schedule=schedule
-    )
-    kernel = machine_code.machine_code(made.source, "layer", SM_90A)
+    kernel = machine_code.machine_code(layer(f"tile {tiles}").source, "layer", SM_90A)
     assert kernel.spill_bytes == 0
     step = main_loop(kernel.sass)
-    kinds = [next(k for k in ("HMMA", "LDSM", "LDGSTS", "") if k in x) for x in step]
-    assert [kinds.count(k) for k in ("HMMA", "LDSM", "LDGSTS")] == [128, 32, copies]
+    names = ("HMMA", "LDSM", "LDGSTS", "BAR.SYNC", "")
+    kinds = [next(k for k in names if k in x) for x in step]
+    assert [kinds.count(k) for k in names[:-1]] == [128, 32, copies, 1]
     assert kinds.count("") < 130
-    assert (
-        kinds.index("LDSM")
-        < kinds.index("HMMA")
-        < kinds.index("LDGSTS")
-        < len(kinds) - kinds[::-1].index("HMMA")
-    )
+    barrier = kinds.index("BAR.SYNC")
+    behind = kinds[barrier:]
+    assert behind.count("HMMA") > 24
+    assert behind.count("LDSM") == 8
+    assert kinds[:barrier].count("LDSM") == 24
+    assert "HMMA" in behind[behind.index("LDGSTS") :]
+    assert kinds[: kinds.index("LDSM")].count("HMMA") > 0  # a step does not start with reads
+
+
+@NEEDS_TOOLKIT
+@pytest.mark.parametrize("target", [SM_80, SM_90A], ids=lambda t: t.name)
+def test_a_step_of_a_ragged_product_is_little_more(target: CudaTarget) -> None:
+    """Whether a row exists is one comparison of 32 bits a copy, 16 in all, and a few a step."""
+    from tileloom.runtime import machine_code
+
+    kernel = machine_code.machine_code(layer("", target).source, "layer_ragged", target)
+    assert kernel.spill_bytes == 0
+    step = main_loop(kernel.sass)
+    assert sum("HMMA" in x for x in step) == 128
+    assert sum("ISETP" in x for x in step) <= 32
+    assert len(step) < 320
 
 
 def main_loop(sass: str) -> list[str]:

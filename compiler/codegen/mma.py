@@ -19,6 +19,7 @@ from dataclasses import replace
 from ...dsl.diagnostics import TileError
 from ...dsl.records import dataclass
 from ...dsl.types import DType
+from ..remarks import Kind
 from ..target import CudaTarget
 from ..tile_ir import (
     Apply,
@@ -35,11 +36,10 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
-from .deal import Deal, Demand, FragmentDeal, fragment_deal
+from .deal import Deal, Demand, FragmentDeal, Layout, fragment_deal
 from .lazy_maximum import with_lazy_maxima
 from .remembered import remembered
 from .scalar_cuda import Code
-from .simt import Kernel
 from .simt_source import (
     LINE,
     LINE_BITS,
@@ -48,7 +48,14 @@ from .simt_source import (
     Staged,
     Value,
 )
-from .streams import SIXTEEN, Streams, assumptions, facts_of, with_named_operands
+from .streams import (
+    SIXTEEN,
+    Streams,
+    assumptions,
+    facts_of,
+    only_adds_products,
+    with_named_operands,
+)
 from .tile_types import Context, contexts, is_product, leaves, rewrite, tile_axes
 
 STEP = 16  # elements of the contracted axis that one instruction takes
@@ -101,8 +108,26 @@ class RegisterOperand:
     axes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Multiplied:
+    """A product as a warp computes it: so many tiles of 16 rows, so many of 8 columns, whose sums lie so far apart in the
+    array `sums`; `i` and `j` count them."""
+
+    sums: str
+    element: DType
+    row: str
+    column: str
+    over: str
+    rows: int
+    columns: int
+    row_stride: int
+    column_stride: int
+    i: str
+    j: str
+
+
 @remembered
-def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
+def variants(program: TileProgram, target: CudaTarget) -> list[MatrixKernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment. Raises `Unfit`."""
     if target.capability < (8, 0):
         raise Unfit(f"{target.name} has no mma.sync for this shape")
@@ -121,6 +146,28 @@ def is_lazy(program: TileProgram) -> bool:
     """Do maxima of its loops stay where they are while that is not much (`lazy_maximum.py`)?"""
     ready = with_named_operands(program, rounds=True)
     return with_lazy_maxima(ready) is not ready
+
+
+def decisions(program: TileProgram, target: CudaTarget) -> Iterator[tuple[Kind, str, str]]:
+    """Remarks on the kernels, each as its kind, name and text: which operands lie in lines of 128 bytes and why others
+    lie in padded rows, in one sentence for variants that agree; which read fragments ahead."""
+    found: dict[str, list[MatrixKernel]] = {}
+    for kernel in variants(program, target):
+        reasons = sorted(set(kernel.padded.values()))  # "" first
+        told = {r: ", ".join(f"`{n}`" for n, x in kernel.padded.items() if x == r) for r in reasons}
+        parts = [f"{n} in padded rows: {r}" if r else f"{n} in lines of 128 bytes" for r, n in told.items()]
+        found.setdefault("; ".join(parts), []).append(kernel)
+    for text, kernels in found.items():
+        kind: Kind = "missed" if any(kernels[0].padded.values()) else "applied"
+        yield kind, "operand-lines", f"{program.name}: operands in {_named(kernels)}: {text}"
+    ahead = [k for kernels in found.values() for k in kernels if k.reads_ahead]
+    if ahead:
+        text = "fragments are read one instruction's depth ahead, across the barrier between steps"
+        yield "applied", "fragments-ahead", f"{program.name}: in {_named(ahead)} {text}"
+
+
+def _named(kernels: list[MatrixKernel]) -> str:
+    return ", ".join(f"`{k.name}`" for k in kernels)
 
 
 def why_not(program: TileProgram, target: CudaTarget) -> str | None:
@@ -173,6 +220,10 @@ class MatrixKernel(Streams):
 
     def _give_names(self) -> None:
         self.rounds = True  # operands and weights are rounded to 16 bits
+        self.reads_ahead = False
+        """Are fragments read before the products of the depth before theirs?"""
+        self.padded: dict[str, str] = {}
+        """Operands in shared memory, each with the reason why it lies in padded rows; "" where it lies in lines."""
         super()._give_names()
 
     # ------------------------------------------------------------ where things lie
@@ -257,8 +308,9 @@ class MatrixKernel(Streams):
         """16-bit tiles lie in lines of 128 bytes where they divide into them, else as they are, each row 16 bytes longer."""
         if t.dtype not in SIXTEEN:
             return super().place(name, t)
-        sizes = [self.tiles[a] for a in t.axes]
-        if self.is_chunked(t):
+        sizes, reason = [self.tiles[a] for a in t.axes], self.why_padded(t)
+        self.padded[self._shown(name)] = reason
+        if not reason:
             rows, columns = sizes
             buffer = self.memory.allocate(self.names.fresh(name), t.dtype, rows * columns, LINE)
             return Staged(buffer, t.axes, (columns, 1), chunked=rows * LINE)
@@ -270,15 +322,29 @@ class MatrixKernel(Streams):
         buffer = self.memory.allocate(self.names.fresh(name), t.dtype, size)
         return Staged(buffer, t.axes, tuple(reversed(pitches)))
 
+    def _shown(self, name: str) -> str:
+        """What a staged tile is called in a remark: its tensor, if it comes from memory."""
+        name = name.removesuffix("_ring").removesuffix("_shared")
+        loads = (s for s in statements(self.program.body) if isinstance(s, Let) and s.name == name)
+        return next((s.value.tensor for s in loads if isinstance(s.value, Load)), name)
+
     def is_chunked(self, t: TileType) -> bool:
-        """Rows are whole lines, and each round of copies starts at the same place of eight rows."""
+        return not self.why_padded(t)
+
+    def why_padded(self, t: TileType) -> str:
+        """Why a tile lies in padded rows, in words; "" where its rows are whole lines, and each round of copies starts at
+        the same place of eight rows."""
         if t.dtype not in SIXTEEN or len(t.axes) != 2:
-            return False
+            return "it is no tile of 16-bit floats over two axes"
         rows, columns = (self.tiles[a] for a in t.axes)
         threads, along = self.deal.threads, columns // CHUNK
-        whole = rows % EIGHT == 0 and columns % LINE == 0
-        even = whole and threads % along == 0 and threads // along % EIGHT == 0
-        return even and (self.spills_places() or not self._is_short_of_registers())
+        if columns % LINE:
+            return f"a row of {columns} is no multiple of {LINE}"
+        if rows % EIGHT or threads % along or threads // along % EIGHT:
+            return f"{threads} threads do not copy {rows} rows of {columns} by eights"
+        if self._is_short_of_registers() and not self.spills_places():
+            return f"loops that compute on partial tiles carry {self._carried()} values a thread"
+        return ""
 
     def spills_places(self) -> bool:
         """Are registers short where lines are worth it even so?"""
@@ -287,10 +353,21 @@ class MatrixKernel(Streams):
 
     def _is_short_of_registers(self) -> bool:
         """Do loops that carry many values compute on partial tiles too?"""
-        loops = [s for s in statements(self.program.body) if isinstance(s, For)]
-        many = max((sum(self.deal.layout(c.type.axes).elements for c in s.carries) for s in loops), default=0)
-        partial = any(s.axis.tile and self.has_tail(s.axis, s.axis.tile) for s in loops)
-        return many >= MANY_STATES and bool(self.continued or partial)
+        partial = any(
+            s.axis.tile and self.has_tail(s.axis, s.axis.tile) and not only_adds_products(s)
+            for s in self._all_loops()
+        )
+        return self._carried() >= MANY_STATES and bool(self.continued or partial)
+
+    def _carried(self) -> int:
+        """The most values that a thread carries through a loop."""
+        return max(
+            (sum(self.deal.layout(c.type.axes).elements for c in s.carries) for s in self._all_loops()),
+            default=0,
+        )
+
+    def _all_loops(self) -> list[For]:
+        return [s for s in statements(self.program.body) if isinstance(s, For)]
 
     def materialise(self, e: Expr) -> Expr:
         """exp(c * x) -> exp2(c * log2(e) * x) for a c that all lanes share: one product less an element."""
@@ -324,59 +401,79 @@ class MatrixKernel(Streams):
         dtype: DType,
     ) -> None:
         """target += a · b, one instruction's depth of the contracted axis at a time."""
-        layout, (over,) = target.layout, d.over
-        row = next(x for x in layout.axes if layout.spread(x).low == 2)
-        column = next(x for x in layout.axes if x != row)
+        over = d.over[0]
+        row, _ = _sides(target.layout)
         left, right = (a, b) if row in a.axes else (b, a)
         if not isinstance(right, Staged):
             right = super().operand(right.value)
-        element = self.facts.type_of(d.a, self.types).dtype
         if isinstance(left, RegisterOperand):
             left = replace(left, value=self._existing(left, over))
         for staged in (left, right):
             if isinstance(staged, Staged):
                 self.settle(staged)
-        rows, columns = layout.spread(row).count // 2, layout.spread(column).count // 2
-        parts = [self.names.fresh(n) for n in (f"{row}_part", f"{column}_part")]
-        for part, n in zip(parts, (4 * rows, 2 * columns), strict=True):
-            self.text.line(f"{part} = registers_i32({n})")
-        deal = self.deal
-        assert isinstance(deal, FragmentDeal)
-        row_step, column_step = 8 << deal.row_warps, 8 << deal.column_warps
-        lane8, lane3, lane4 = self.lanes(0, 3), self.lanes(3, 1), self.lanes(4, 1)
-        at_row = self.lanes(LANE_BITS, deal.row_warps)
-        at_column = self.lanes(LANE_BITS + deal.row_warps, deal.column_warps)
-        here = right if isinstance(left, RegisterOperand) else left
-        assert isinstance(here, Staged)
-        source_a = None
-        if isinstance(left, Staged):
-            source_a = self._matrices(left, row, over, lane3, lane4, lane8, at_row, row_step)
-            source_a = self._across_pairs(source_a, rows)
-        source_b = self._matrices(right, column, over, lane4, lane3, lane8, at_column, column_step)
-        source_b = self._across_pairs(source_b, columns // 2)
+        multiplied = self.multiplied(d, target)
+        parts = self.parts_of(multiplied)
+        source_a = self.matrices_of(multiplied, left) if isinstance(left, Staged) else None
+        source_b = self.matrices_of(multiplied, right)
+        in_lines = any(x is not None and x.turn for x in (source_a, source_b))
+        for k in self._steps(over, LINE // STEP if in_lines else self.tiles[over] // STEP):
+            if source_a is not None:
+                self.fetch_matrices(source_a, parts[0], multiplied.rows, multiplied.i, multiplied.element, k)
+            else:
+                assert isinstance(left, RegisterOperand)
+                self._pack(left, parts[0], row, over, multiplied.rows, multiplied.i, multiplied.element, k)
+            self.fetch_matrices(
+                source_b, parts[1], multiplied.columns // 2, multiplied.j, multiplied.element, k
+            )
+            self.multiply(multiplied, parts)
+
+    def multiplied(self, d: Dot, target: Registers) -> Multiplied:
+        layout = target.layout
+        row, column = _sides(layout)
         strides = {
             x: Point(layout, {y: "1" if y == x else "0" for y in layout.axes}).element(layout)
             for x in layout.axes
         }
-        row_stride, column_stride = (_stride(strides[x]) for x in (row, column))
-        i, j = self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i")
-        in_lines = any(x is not None and x.turn for x in (source_a, source_b))
-        for k in self._steps(over, LINE // STEP if in_lines else self.tiles[over] // STEP):
-            if source_a is not None:
-                self._fetch(source_a, parts[0], rows, i, element, k)
-            else:
-                assert isinstance(left, RegisterOperand)
-                self._pack(left, parts[0], row, over, rows, i, element, k)
-            self._fetch(source_b, parts[1], columns // 2, j, element, k)
-            self.text.line(f"for {i} in range({rows}):")
+        return Multiplied(
+            target.array, self.facts.type_of(d.a, self.types).dtype, row, column, d.over[0],
+            layout.spread(row).count // 2, layout.spread(column).count // 2,
+            _stride(strides[row]), _stride(strides[column]),
+            self.names.fresh(f"{row}_i"), self.names.fresh(f"{column}_i"),
+        )  # fmt: skip
+
+    def parts_of(self, m: Multiplied) -> tuple[str, str]:
+        """Registers for the fragments of one instruction's depth of both operands."""
+        parts = self.names.fresh(f"{m.row}_part"), self.names.fresh(f"{m.column}_part")
+        for part, n in zip(parts, (4 * m.rows, 2 * m.columns), strict=True):
+            self.text.line(f"{part} = registers_i32({n})")
+        return parts
+
+    def matrices_of(self, m: Multiplied, staged: Staged) -> Matrices:
+        """Where a lane reads an operand's matrices."""
+        deal = self.deal
+        assert isinstance(deal, FragmentDeal)
+        lane8, lane3, lane4 = self.lanes(0, 3), self.lanes(3, 1), self.lanes(4, 1)
+        if m.row in staged.axes:
+            at_row = self.lanes(LANE_BITS, deal.row_warps)
+            found = self._matrices(staged, m.row, m.over, lane3, lane4, lane8, at_row, 8 << deal.row_warps)
+            return self._across_pairs(found, m.rows)
+        at_column = self.lanes(LANE_BITS + deal.row_warps, deal.column_warps)
+        found = self._matrices(
+            staged, m.column, m.over, lane4, lane3, lane8, at_column, 8 << deal.column_warps
+        )
+        return self._across_pairs(found, m.columns // 2)
+
+    def multiply(self, m: Multiplied, parts: tuple[str, str]) -> None:
+        """Add the products of the fragments in `parts`."""
+        self.text.line(f"for {m.i} in range({m.rows}):")
+        with self.text.indented():
+            self.text.line(f"for {m.j} in range({m.columns}):")
             with self.text.indented():
-                self.text.line(f"for {j} in range({columns}):")
-                with self.text.indented():
-                    at = f"{i} * {2 * row_stride} + {j} * {2 * column_stride}"
-                    self.text.line(
-                        f"mma_{element}({target.array}, {at}, {row_stride}, {column_stride}, "
-                        f"{parts[0]}, 4 * {i}, {parts[1]}, 2 * {j})"
-                    )
+                at = f"{m.i} * {2 * m.row_stride} + {m.j} * {2 * m.column_stride}"
+                self.text.line(
+                    f"mma_{m.element}({m.sums}, {at}, {m.row_stride}, {m.column_stride}, "
+                    f"{parts[0]}, 4 * {m.i}, {parts[1]}, 2 * {m.j})"
+                )
 
     def _steps(self, over: str, together: int) -> Iterator[str]:
         """The number of a step of a product, in loops over so many: NVVM unrolls short ones whole, and registers cannot be
@@ -471,7 +568,9 @@ class MatrixKernel(Streams):
         self.text.line(f"    {places}[{i}] = {source.across(f'{i} * {source.pair}')}")
         return replace(source, base=places, turn="", each=True)
 
-    def _fetch(self, source: Matrices, part: str, count: int, counter: str, element: DType, k: str) -> None:
+    def fetch_matrices(
+        self, source: Matrices, part: str, count: int, counter: str, element: DType, k: str
+    ) -> None:
         base, deep = source.base, f" + {k} * {source.deep}" if k != "0" else ""
         if source.turn:  # this step's place in the lines
             base, deep = self.assign(f"{base}_at", Code(source.across(f"{k} * {source.deep}"), DType.I64)), ""
@@ -511,6 +610,12 @@ class MatrixKernel(Streams):
         ]
         self.text.line(f"{part}[4 * {counter} + 2 * {deeper} + {half}] = pack_{element}({', '.join(pair)})")
         self.text.depth = depth
+
+
+def _sides(layout: Layout) -> tuple[str, str]:
+    """The axes of a product's result, on rows and on columns of fragments."""
+    row = next(x for x in layout.axes if layout.spread(x).low == 2)
+    return row, next(x for x in layout.axes if x != row)
 
 
 def _stride(text: str) -> int:

@@ -26,6 +26,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .deal import Spread
+from .fragments_ahead import FragmentsAhead
 from .loop_states import exponent, running_maxima
 from .mma import RegisterOperand
 from .simt_source import Point, Registers
@@ -55,7 +56,7 @@ def _move(number: int, state: str, y: Expr) -> Move | None:
     return None
 
 
-class CascadeKernel(RowExponentials):
+class CascadeKernel(FragmentsAhead, RowExponentials):
     """Emits one program."""
 
     def _give_names(self) -> None:

@@ -126,7 +126,7 @@ def kernels_of(program: TileProgram, target: CudaTarget) -> list[Kernel]:
 
     program = with_near_functions(program)
     if program.tier == "mma":
-        return mma.variants(program, target)
+        return [*mma.variants(program, target)]
     if program.tier == "wgmma":
         return wgmma.variants(program, target)
     return simt_product.variants(program, target) or variants(program, target)

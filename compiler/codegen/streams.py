@@ -178,6 +178,24 @@ class Copy:
     width: int
 
 
+@dataclass(frozen=True)
+class Pipeline:
+    """Loops in a row over one axis whose products' operands come ahead, through `rings` by the names of the last loop's
+    tiles. Steps are visited from `start` up to `stop`; those for which `test` holds are whole, where it says anything."""
+
+    chain: tuple[For, ...]
+    each: list[list[tuple[Let, Copy]]]
+    streams: list[tuple[Let, Copy]]
+    rings: Mapping[str, Staged]
+    start: str
+    stop: str
+    test: str
+
+    @property
+    def last(self) -> For:
+        return self.chain[-1]
+
+
 def lengths_differ(program: TileProgram) -> bool:
     """Do tiles of the last axis of the grid, the only one that is cut into tiles, tell how long loops are?"""
     inside = list(statements(program.body))
@@ -410,24 +428,49 @@ class Streams(Kernel):
         if staged.chunked:
             place = staged.place(where[c.row], where[c.column])
         outside = self.within(param, c.load.subscripts, subscripts, loose)
+        checks = [*conditions, *outside]
+        lanes = {a: self.lane_checks(at, a) for a in t.axes}
         if even:
             rows = threads // along
             offset = self.cut(Code(offset, DType.I64), 0).text
             place = self.cut(Code(place, DType.I64), 0).text
             step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
+            end = self._row_end(c.row)
+            if end:
+                checks = [self._rows_left(c.row, end, [*checks, *lanes[c.column]], piece, rows)]
+                lanes = {}
             self.text.line(f"for {piece} in range({pieces // threads}):")
             self.text.depth += 1
             apart = rows * (LINE if staged.chunked else pitch[c.row])
             place, offset = f"{place} + {apart} * {piece}", f"{offset} + {step} * {piece}"
-            self.text.line(
-                f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
-            )
-        checks = [*conditions, *(x for a in t.axes for x in self.lane_checks(at, a)), *outside]
+            if lanes.get(c.row):
+                self.text.line(
+                    f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
+                )
+        checks = [*checks, *(x for a in lanes for x in lanes[a])]
         self.text.line(
             f"copy{c.width * t.dtype.bytes}_{t.dtype}({staged.buffer.name}, {place}, "
             f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
         )
         self.text.depth = depth
+
+    def _row_end(self, axis: str) -> str:
+        """Where the rows of a tile end that may not all exist, if that alone says which do; "" otherwise."""
+        a, names = self.live[axis], self.axis_names[axis]
+        if axis in self._whole() or axis in self.full or starts_late(a):
+            return ""
+        if a.hi is not None:
+            return names.hi
+        return self.emit(a.extent, NOWHERE).operand if self.has_tail(a, self.tiles[axis]) else ""
+
+    def _rows_left(self, axis: str, end: str, others: list[str], piece: str, rows: int) -> str:
+        """The condition under which a thread's piece of a tile exists: one comparison with a number of 32 bits, how many
+        rows there are from the first piece's on, or none where the pieces lack something that they have in common."""
+        index = self.axis_names[axis].index
+        left = self.assign("rows_left", Code(f"i32(min({end} - {index}, {self.tiles[axis]}))", DType.I32))
+        if others:
+            left = self.assign("rows_there", Code(f"{left} if {' and '.join(others)} else i32(0)", DType.I32))
+        return f"i32({rows} * {piece}) < {left}"
 
     def _first(self, axis: str) -> str:
         return "" if axis in self._whole() else f"{self.axis_names[axis].first} + "
@@ -489,7 +532,6 @@ class Streams(Kernel):
         """One loop over the tiles of all loops of a chain, copies ahead."""
         last, size = chain[-1], chain[-1].axis.tile or 1
         whole = next((x for x in chain if is_full(x)), None) if len(chain) > 1 else None
-        given = {c.load: let.name for let, c in each[-1]}
         self.shared_scalars = {}
         streams = [(let, replace(c, load=self._with_scalars(c.load))) for let, c in each[-1]]
         self.shared_scalars = None
@@ -499,7 +541,6 @@ class Streams(Kernel):
         test = self._whole_range(whole) if whole is not None else ""
         axis = replace(last.axis, lo=chain[0].axis.lo)
         first, end = self.bounds(axis)
-        names = self.axis_names[axis.name]
         start = (
             self.assign(f"{axis.name}_start", Code(f"{first} // {size} * {size}", DType.I64))
             if first != "0"
@@ -510,49 +551,70 @@ class Streams(Kernel):
             self.text.line(f"{stop} = {stop} if {first} < {stop} else {start}")
         self.live[axis.name] = axis
         self.full |= {axis.name} if len(chain) == 1 and is_full(last) else set()
-        for stage in range(self.stages - 1):
-            self.text.line(f"{names.first} = {start} + {stage * size}")
-            self._ask(streams, rings, stop, names.first, str(stage))
-        slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
-        self.text.line(f"{slot} = 0")
-        self.text.line(f"{ahead} = {self.stages - 1}")
-        visited = self.names.fresh(f"{axis.name}_now")
-        self.text.line(f"for {visited} in range({start}, {stop}, {size}):")
-        held = set(self.awaited)
-        with self.text.indented(), self.back_edge():
-            self.text.line(f"wait_copies{self.stages - 2}()")
-            self.text.line("cuda.syncthreads()")
-            self.memory.touched = Touched()
-            self.awaited.clear()
-            late = (
-                self.asks_late and self.stages > LEAST_STAGES and len(chain) == 1 and only_adds_products(last)
-            )
-            further = f"{visited} + {(self.stages - 1) * size}"
-            if not late:
-                self.text.line(f"{names.first} = {further}")
-                with self.places_found_anew():
-                    self._ask(streams, rings, stop, names.first, ahead)
-            self.text.line(f"{names.first} = {visited}")
-            for let, c in (y for x in each for y in x):
-                ring = rings[given[c.load]]
-                part = ring.buffer.size // self.stages
-                self.bind(let.name, Value(let.type, staged=replace(ring, offset=f" + {slot} * {part}")))
-                self.streamed.add(let.name)
-            self._bodies(whole, last, test, visited)
-            if late:  # into the slot that the step before has read, which the barrier has seen to
-                self.text.line(f"{names.first} = {further}")
-                self._ask_anyway(streams, rings, stop, names.first, ahead)
-            for variable in (slot, ahead):
-                self.text.line(f"{variable} = {variable} + 1 if {variable} < {self.stages - 1} else 0")
+        held = self.steps_of(Pipeline(chain, each, streams, rings, start, stop, test))
         self.text.line("wait_copies0()")
         self.awaited |= held
         del self.live[axis.name]
         self.full -= {axis.name}
         for let, _ in (y for x in each for y in x):
-            del self.values[let.name]
+            self.values.pop(let.name, None)
             self.streamed.discard(let.name)
         for let in lets:
             self.memory.free(rings[let.name].buffer)
+
+    def steps_of(self, p: Pipeline) -> set[str]:
+        """The steps of a pipeline, first copies included; gives the buffers of other copies that were under way."""
+        last, size = p.last, p.last.axis.tile or 1
+        names = self.axis_names[last.axis.name]
+        for stage in range(self.stages - 1):
+            self.text.line(f"{names.first} = {p.start} + {stage * size}")
+            self._ask(p, names.first, str(stage))
+        slot, ahead = self.names.fresh("slot"), self.names.fresh("slot_ahead")
+        self.text.line(f"{slot} = 0")
+        self.text.line(f"{ahead} = {self.stages - 1}")
+        visited = self.names.fresh(f"{last.axis.name}_now")
+        self.text.line(f"for {visited} in range({p.start}, {p.stop}, {size}):")
+        held = set(self.awaited)
+        with self.text.indented(), self.back_edge():
+            self.arrived(self.stages - 2)
+            late = (
+                self.asks_late
+                and self.stages > LEAST_STAGES
+                and len(p.chain) == 1
+                and only_adds_products(last)
+            )
+            further = f"{visited} + {(self.stages - 1) * size}"
+            if not late:
+                self.text.line(f"{names.first} = {further}")
+                with self.places_found_anew():
+                    self._ask(p, names.first, ahead)
+            self.text.line(f"{names.first} = {visited}")
+            given = {c.load: let.name for let, c in p.each[-1]}
+            for let, c in (y for x in p.each for y in x):
+                self.bind(let.name, Value(let.type, staged=self.in_slot(p.rings[given[c.load]], slot)))
+                self.streamed.add(let.name)
+            whole = next((x for x in p.chain if is_full(x)), None) if len(p.chain) > 1 else None
+            self._bodies(whole, last, p.test, visited)
+            if late:  # into the slot that the step before has read, which the barrier has seen to
+                self.text.line(f"{names.first} = {further}")
+                self.ask_anyway(p, names.first, ahead)
+            for variable in (slot, ahead):
+                self.text.line(f"{variable} = {self.next_slot(variable)}")
+        return held
+
+    def arrived(self, pending: int) -> None:
+        """Wait until all but the last so many steps' copies have landed, those of all threads."""
+        self.text.line(f"wait_copies{pending}()")
+        self.text.line("cuda.syncthreads()")
+        self.memory.touched = Touched()
+        self.awaited.clear()
+
+    def in_slot(self, ring: Staged, slot: str) -> Staged:
+        each = ring.buffer.size // self.stages
+        return replace(ring, offset=f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}")
+
+    def next_slot(self, slot: str) -> str:
+        return f"{slot} + 1 if {slot} < {self.stages - 1} else 0"
 
     @contextmanager
     def places_found_anew(self) -> Iterator[None]:
@@ -633,35 +695,23 @@ class Streams(Kernel):
         self.note(self.memory.write(buffer))
         return replace(one, buffer=buffer)
 
-    def _ask(
-        self, streams: list[tuple[Let, Copy]], rings: Mapping[str, Staged], stop: str, first: str, slot: str
-    ) -> None:
+    def _ask(self, p: Pipeline, first: str, slot: str) -> None:
         """Start the copies of one step, if there is one."""
-        self.text.line(f"if {first} < {stop}:")
+        self.text.line(f"if {first} < {p.stop}:")
         with self.text.indented():
-            self._copy_all(streams, rings, slot)
+            self._copy_all(p, slot)
         self.text.line("commit_copies()")
 
-    def _ask_anyway(
-        self, streams: list[tuple[Let, Copy]], rings: Mapping[str, Staged], stop: str, first: str, slot: str
-    ) -> None:
+    def ask_anyway(self, p: Pipeline, first: str, slot: str) -> None:
         """The same without a branch, of zeros where there is no such step: products that run go on beside it."""
-        more = self.assign("more", Code(f"{first} < {stop}", DType.BOOL))
-        self._copy_all(streams, rings, slot, (more,))
+        checked = self._row_end(p.last.axis.name)  # its lanes tell whether there is such a step
+        more = () if checked else (self.assign("more", Code(f"{first} < {p.stop}", DType.BOOL)),)
+        self._copy_all(p, slot, more)
         self.text.line("commit_copies()")
 
-    def _copy_all(
-        self,
-        streams: list[tuple[Let, Copy]],
-        rings: Mapping[str, Staged],
-        slot: str,
-        conditions: tuple[str, ...] = (),
-    ) -> None:
-        for let, copy in streams:
-            ring = rings[let.name]
-            each = ring.buffer.size // self.stages
-            offset = f" + {int(slot) * each}" if slot.isdigit() else f" + {slot} * {each}"
-            self.copy(copy, let.type, replace(ring, offset=offset), conditions)
+    def _copy_all(self, p: Pipeline, slot: str, conditions: tuple[str, ...] = ()) -> None:
+        for let, copy in p.streams:
+            self.copy(copy, let.type, self.in_slot(p.rings[let.name], slot), conditions)
 
 
 def only_adds_products(s: For) -> bool:

@@ -188,6 +188,7 @@ def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     fewer, have no room for these."""
     from . import simt
 
+    found: simt.Kernel
     for smaller in _smaller(program):
         try:
             found = mma.variants(replace(smaller, tier="mma"), target)[-1]
