@@ -100,6 +100,34 @@ def test_an_odd_number_of_chunks_leaves_task_after_task() -> None:
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("rows", [64 * 8, 64 * 10 + 8])
+def test_tasks_of_whole_and_ragged_groups_of_rows(rows: int) -> None:
+    """Tiles come in groups of eight rows of them; the last group has what is left."""
+    inputs = {"a": drawn(2, rows, 64), "b": drawn(2, 24, 64)}
+    want = inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    got = emulated(product(rows=64, columns=8), inputs, blocks=3)["o"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize(("tile", "columns"), [(256, 72), (256, 264), (128, 64)])
+def test_computed_results_leave_chunk_by_chunk(tile: int, columns: int) -> None:
+    """What is stored is computed from sums: each chunk is left out where the tensor ends before it, and leaves before the
+    next is computed; so it does where there is room for two."""
+    text = product(rows=64, columns=tile).replace("bf16(s)", "bf16(2.0 * s)")
+    source = generate(parse_module(text), SM_90A)
+    inside = re.findall(
+        r"if n_0 \+ (\d+) < N:\n +(if first_lane|for quarter)", source.partition("def g_any(")[0]
+    )
+    chunks = tile // 64
+    assert [(int(x), then) for x, then in inside[: chunks - 1]] == [
+        (64 * i, "for quarter" if i < 2 else "if first_lane") for i in range(1, chunks)
+    ]
+    inputs = {"a": drawn(1, 72, 64), "b": drawn(1, columns, 64)}
+    want = 2 * inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    got = emulated(text, inputs, blocks=1)["o"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
 @pytest.mark.parametrize("columns", [48, 72, 96, 176])
 def test_tiles_that_are_no_whole_chunks_stay_inside_themselves(columns: int) -> None:
     """Each tile by a block of its own: a box that reached into a neighbour's columns would be a fault."""
