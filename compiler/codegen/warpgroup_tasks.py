@@ -185,7 +185,7 @@ class TaskRounds(RowSoftcaps):
         axes, counts = self.grid_axes, self.grid_counts
         if self._sorted():
             self._indices_by_length(axes, counts)
-        elif self._is_product():
+        elif len(axes) > 1 and axes[-1].tile is not None and axes[-2].tile is not None:
             self._indices_of_product(axes, counts)
         else:
             self._indices(axes, counts, "task")
@@ -258,13 +258,6 @@ class TaskRounds(RowSoftcaps):
         if a.tile is None or a.tile & (a.tile - 1):
             return super()._count(a)
         return f"({self.emit(a.extent, NOWHERE).operand} + {a.tile - 1}) >> {a.tile.bit_length() - 1}"
-
-    def _is_product(self) -> bool:
-        """Are tasks tiles of rows and columns?"""
-        (grid,) = (s for s in self.program.body if isinstance(s, Grid))
-        return len(grid.axes) > 1 and all(
-            a.tile is not None and a.lo is None and a.hi is None for a in grid.axes[-2:]
-        )
 
     def _divided(self, number: str, by: str, *names: str) -> tuple[str, str]:
         """Quotient and remainder, of these names."""
