@@ -32,6 +32,7 @@ class Results(Loops):
         super().block(body)
         if any(isinstance(s, Store) for s in body):
             self.finish()
+            self.asked = {}
             for ring in [r for r in self.slots if not r.looped]:
                 self.give_back(ring)
 
