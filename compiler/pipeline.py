@@ -136,7 +136,8 @@ def compile_kernel(
     for p in fused.module.programs if target.is_cuda else ():
         if with_near_functions(p) != p:
             form = (
-                "tanh without branches, with an error that results of 16 bits or an exponential do not show"
+                "tanh and 1 / (1 + exp(x)) in fewer steps, with an error that results of 16 bits or an exponential "
+                "do not show"
             )
             remarks.add("applied", "codegen", "near-functions", f"{p.name}: {form}")
         if p.tier == "mma" and is_lazy(p):

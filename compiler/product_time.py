@@ -15,7 +15,7 @@ Tensor Core GPU Architecture" (2022), table 2 (products); the others are fitted 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .target import CudaTarget
@@ -97,38 +97,60 @@ def step_clocks(p: Product, t: Tiling) -> float:
 
 def clocks(p: Product, t: Tiling, target: CudaTarget) -> tuple[float, float]:
     """Of the whole product; and of the multiprocessors alone, if memory were no limit."""
+    return _clocks(p, target)(t)
+
+
+def _clocks(p: Product, target: CudaTarget) -> Callable[[Tiling], tuple[float, float]]:
+    """`clocks` of one product: what all its tilings share, and those of the same rows and columns, is computed once.
+
+    Sums of several blocks have to be stored, and merged in a second launch.
+    """
     sms = target.sms or 1
-    waves = -(-p.tiles(t.rows, t.columns) * t.parts // sms)
-    steps = -(-p.depth // (STEP * t.parts))
-    busy = waves * (steps * step_clocks(p, t) + FIRST_CLOCKS + COLUMN_CLOCKS * p.sums * t.columns)
     memory_clock = MEMORY_SHARE * (target.dram_gbytes_per_s or math.inf) * 1e9 / CLOCKS_PER_S
-    merge = _merge_clocks(p, t, sms) if t.parts > 1 else 0.0
-    return max(busy, p.bytes / memory_clock) + merge, busy + merge
+    floor, all_steps = p.bytes / memory_clock, -(-p.depth // STEP)
+    part = 8 * p.others * p.sums * p.rows * p.columns / (sms * CACHE_BYTES_PER_CLOCK)
+    known: dict[tuple[int, int], tuple[int, float, int, float]] = {}
 
+    def of(t: Tiling) -> tuple[float, float]:
+        shape, parts = (t.rows, t.columns), t.parts
+        if shape not in known:
+            beside = FIRST_CLOCKS + COLUMN_CLOCKS * p.sums * t.columns
+            stored = p.sums * min(t.rows, p.rows) * t.columns / STORED_PER_CLOCK
+            known[shape] = p.tiles(*shape), step_clocks(p, t), beside, LAUNCH_CLOCKS + stored
+        tiles, step, beside, merged = known[shape]
+        busy = -(-tiles * parts // sms) * (-(-all_steps // parts) * step + beside)
+        merge = merged + part * parts if parts > 1 else 0.0
+        return max(busy, floor) + merge, busy + merge
 
-def _merge_clocks(p: Product, t: Tiling, sms: int) -> float:
-    """What it takes to store the sums of several blocks, and to merge them in a second launch."""
-    states = p.others * p.sums * p.rows * p.columns * t.parts
-    stored = p.sums * min(t.rows, p.rows) * t.columns / STORED_PER_CLOCK
-    return LAUNCH_CLOCKS + stored + 8 * states / (sms * CACHE_BYTES_PER_CLOCK)
+    return of
 
 
 def fastest(p: Product, tilings: Iterable[Tiling], target: CudaTarget) -> list[Tiling]:
     """The tilings by predicted time. First of all stands, among those as fast as any, one that is not divided, has no third
     warpgroup, which leaves few slots, and gives multiprocessors the least to do."""
-    timed = sorted((clocks(p, t, target), i, t) for i, t in enumerate(tilings))
-    (least, _), _, _ = timed[0]
-    equal = [
-        (t.parts, t.rows > 2 * WARPGROUP_ROWS, busy, i) for (c, busy), i, t in timed if c <= SAME_TIME * least
-    ]
-    best = min(equal)[-1]
-    return [t for _, i, t in timed if i == best] + [t for _, i, t in timed if i != best]
+    of = _clocks(p, target)
+    timed = [(of(t), i, t) for i, t in enumerate(tilings)]
+    best = _first(timed)
+    return [best, *(t for _, _, t in sorted(timed) if t is not best)]
+
+
+def best_of(p: Product, tilings: Iterable[Tiling], target: CudaTarget) -> Tiling:
+    """The first of the `fastest`."""
+    of = _clocks(p, target)
+    return _first([(of(t), i, t) for i, t in enumerate(tilings)])
+
+
+def _first(timed: list[tuple[tuple[float, float], int, Tiling]]) -> Tiling:
+    most = SAME_TIME * min(c for (c, _), _, _ in timed)
+    rows = 2 * WARPGROUP_ROWS
+    equal = ((t.parts, t.rows > rows, busy, i, t) for (c, busy), i, t in timed if c <= most)
+    return min(equal)[-1]
 
 
 def parts_of(p: Product, rows: int, columns: int, most: int, target: CudaTarget) -> int:
     """Into how many parts, a power of two, the sum of such tiles is divided; `most` at most."""
     able = [Tiling(rows, columns, 1 << i) for i in range(max(most, 1).bit_length())]
-    return fastest(p, able, target)[0].parts
+    return best_of(p, able, target).parts
 
 
 def microseconds(p: Product, t: Tiling, target: CudaTarget) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..dsl.records import dataclass
+from .product_tiles import ProductTiles
 from .tensor_ir import Apply, Definition, Node, Reduce, walk
 
 
@@ -27,12 +28,13 @@ class AxisPlan:
     """Where each axis of a region goes: `grid` axes in order, `whole` axes in one piece, `tiles` sizes (None: one index).
 
     An axis of a root in neither is written by a serial loop after the reductions; a reduced axis that is not whole is a
-    serial loop with carried states.
+    serial loop with carried states. `product`: what the tiles of a product of tier `wgmma` are chosen from at any sizes.
     """
 
     grid: tuple[str, ...]
     whole: tuple[str, ...]
     tiles: tuple[tuple[str, int | None], ...]
+    product: ProductTiles | None = None
 
     def tile(self, axis: str) -> int | None:
         return dict(self.tiles)[axis]

@@ -748,6 +748,11 @@ def tanh_plus_one(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) ->
     return np.float32(2) * reciprocal(np.float32(1) + exp2(y))
 
 
+def logistic(y: Any, exp2: Any = np.exp2, reciprocal: Any = _reciprocal) -> Any:
+    """What `logistic_f32` computes."""
+    return reciprocal(np.float32(1) + exp2(y))
+
+
 def near_tanh(x: Any, reciprocal: Any = _reciprocal) -> Any:
     """What `near_tanh_f32` computes."""
     x = np.clip(x, np.float32(-TANH_LIMIT), np.float32(TANH_LIMIT))
@@ -786,7 +791,7 @@ FUNCTIONS: dict[str, Any] = {
     **{f"add_{t}": Tensor.add for t in ("f32", "f64", "i32", "i64", "f16", "bf16")},
     "reciprocal_f32": lambda x: np.float32(1) / np.float32(x), "near_exp_f32": np.exp, "near_exp2_f32": np.exp2,
     "flat_tanh_f32": flat_tanh, "falling_tanh_f32": falling_tanh, "exp_tanh_f32": exp_tanh,
-    "tanh_plus_one_f32": tanh_plus_one, "near_tanh_f32": near_tanh,
+    "tanh_plus_one_f32": tanh_plus_one, "logistic_f32": logistic, "near_tanh_f32": near_tanh,
     **{f"select_{t}": lambda condition, a, b: a if condition else b for t in ("f32", "i32")},
     "max_i32": max, "clamp_i32": lambda x, low, high: min(max(x, low), high),
     "first_bits_i32": lambda n: wrap(32)((1 << min(n, 32)) - 1),

@@ -42,7 +42,7 @@ def own_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         variants,
         "read",
-        lambda folder, group, extents: None if folder.folder == KEPT else read(folder, group, extents),
+        lambda folder, *asked: None if folder.folder == KEPT else read(folder, *asked),
     )
 
 

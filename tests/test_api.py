@@ -104,7 +104,7 @@ def test_one_compilation_serves_many_sizes() -> None:
         x, y = vectors(n)
         np.testing.assert_array_equal(k(x, y, 2)[0], 2 * x + y)
     assert (
-        len({id(v) for several in k._variants._made.values() for v in several}) == 1
+        len({id(v) for several in k._variants._made.values() for _, v in several}) == 1
     )  # one code for all classes
 
 
@@ -126,7 +126,7 @@ def test_the_first_sizes_do_not_decide_for_all() -> None:
     want = alone(*many, scale=0.25)
     after(*few, scale=0.25)
     np.testing.assert_array_equal(after(*many, scale=0.25), want)
-    assert len({id(v) for several in after._variants._made.values() for v in several}) == 2
+    assert len({id(v) for several in after._variants._made.values() for _, v in several}) == 2
 
 
 # ---------------------------------------------------------------- refusals

@@ -1,4 +1,4 @@
-"""tanh without branches: errors over the whole range in emulated f32, and where each form stands."""
+"""tanh without branches, and 1 / (1 + exp(x)): errors over the whole range in emulated f32, and where each form stands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import pytest
 from tileloom.compiler.codegen.near_functions import Exponents, with_near_functions
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.target import SM_90A
-from tileloom.compiler.tile_ir import Apply, Let, TileProgram, expressions, statements, subexpressions
+from tileloom.compiler.tile_ir import (
+    Apply,
+    Cast,
+    Expr,
+    Let,
+    Store,
+    TileProgram,
+    expressions,
+    statements,
+    subexpressions,
+)
 from tileloom.compiler.tile_text import parse_module
 from tileloom.runtime import emulate
 
@@ -69,6 +79,7 @@ def test_the_error_beside_one(points: Array, off: int, up: int) -> None:
 def test_the_error_of_one_more(points: Array, off: int, up: int) -> None:
     y = points * np.float32(-DOUBLE_LOG2_E)
     got = emulate.tanh_plus_one(y, exp2_off(off), reciprocal_off(up)).astype(float)
+    assert np.array_equal(got, 2 * emulate.logistic(y, exp2_off(off), reciprocal_off(up)).astype(float))
     want = 2 / (1 + np.exp(-2 * np.maximum(points.astype(float), -350)))
     normal = want > 2.0**-125
     bound = 2.0**-20.8 + np.abs(y) * 2.0**-24
@@ -107,7 +118,7 @@ TEXT = """module g { tile g(x: bf16[M, K], y: bf16[N, K], o: out DTYPE[M, N], c:
 
 def ops(program: TileProgram) -> set[str]:
     every = [x for s in statements(program.body) for e in expressions(s) for x in subexpressions(e)]
-    return {x.op for x in every if isinstance(x, Apply) and "tanh" in x.op}
+    return {x.op for x in every if isinstance(x, Apply) and ("tanh" in x.op or x.op in ("logistic", "exp"))}
 
 
 @pytest.mark.parametrize(
@@ -115,17 +126,80 @@ def ops(program: TileProgram) -> set[str]:
     [
         ("bf16(tanh(s))", "bf16", "near_tanh"),
         ("tanh(s)", "f32", "tanh"),
-        ("bf16(0.5 * s * (1.0 + tanh(s)))", "bf16", "tanh_plus_one"),
+        ("bf16(0.5 * s * (1.0 + tanh(s)))", "bf16", "logistic"),
+        ("(tanh(c * s) + 1.0) * (s * 0.5)", "f32", "logistic"),
+        ("bf16(0.25 * s * (1.0 + tanh(s)))", "bf16", "tanh_plus_one"),
         ("s * (tanh(c * s) + 1.0)", "f32", "tanh_plus_one"),
-        ("exp(30.0 * tanh(s / 30.0))", "f32", "flat_tanh"),
-        ("exp(100.0 * tanh(s / 30.0))", "f32", "tanh"),  # too steep
-        ("exp(c * tanh(s / 30.0))", "f32", "tanh"),  # of unknown steepness
-        ("exp(tanh(s)) + tanh(s)", "f32", "tanh"),  # another use as well
+        ("exp(30.0 * tanh(s / 30.0))", "f32", "exp flat_tanh"),
+        ("exp(100.0 * tanh(s / 30.0))", "f32", "exp tanh"),  # too steep
+        ("exp(c * tanh(s / 30.0))", "f32", "exp tanh"),  # of unknown steepness
+        ("exp(tanh(s)) + tanh(s)", "f32", "exp tanh"),  # another use as well
+        ("bf16(s / (1.0 + exp(-s)))", "bf16", "logistic"),
+        ("bf16(1.0 / (exp(c * s) + 1.0))", "bf16", "logistic"),
+        ("s / (1.0 + exp(-s))", "f32", "exp"),  # a result of 24 bits
+        ("bf16(s / (2.0 + exp(-s)))", "bf16", "exp"),
     ],
 )
 def test_where_each_form_stands(value: str, dtype: str, form: str) -> None:
     (program,) = parse_module(TEXT.replace("VALUE", value).replace("DTYPE", dtype)).programs
-    assert ops(with_near_functions(program)) == {form}
+    assert ops(with_near_functions(program)) == set(form.split())
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("0.8 * (s + 0.04 * s * s * s)", "s * fma(s * s, A * 0.032, A * 0.8)"),
+        ("s * (0.04 * s) * s + s", "s * fma(s * s, A * 0.04, A)"),
+        ("0.8 * (s - 0.04 * s * s * s)", "(s - 0.04 * s * s * s) * (A * 0.8)"),  # differences may cancel
+        ("s + 0.04 * s * s", "(s + 0.04 * s * s) * A"),
+        ("s + 0.04 * s * c * s * s", "(s + 0.04 * s * c * s * s) * A"),
+    ],
+)
+def test_a_sum_of_a_number_and_its_cube_is_one_product(argument: str, expected: str) -> None:
+    """What tanh_plus_one takes, A = -2 log2 e."""
+    values = []
+    for e in (f"1.0 + tanh({argument})", re.sub(r"A( \* [\d.]+)?", _as_number, expected)):
+        text = TEXT.replace("VALUE", f"bf16({e})").replace("DTYPE", "bf16")
+        (program,) = parse_module(text).programs
+        values.append(stored(with_near_functions(program)))
+    (near, plain) = values
+    assert isinstance(near, Apply)
+    assert near.op == "tanh_plus_one"
+    rounded = [re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.6g}", repr(e)) for e in (near.args[0], plain)]
+    assert rounded[0] == rounded[1]
+
+
+def _as_number(found: re.Match[str]) -> str:
+    return repr(-DOUBLE_LOG2_E * float((found[1] or " * 1").removeprefix(" * ")))
+
+
+def stored(program: TileProgram) -> Expr:
+    """What a program stores, before it is rounded."""
+    (value,) = (s.value for s in statements(program.body) if isinstance(s, Store))
+    assert isinstance(value, Cast)
+    return value.arg
+
+
+@pytest.mark.parametrize("up", OFF)
+@pytest.mark.parametrize("off", OFF)
+def test_gelu_is_no_further_off_than_its_argument_is_rounded(points: Array, off: int, up: int) -> None:
+    """As it is written out: x · logistic(x · (b · x² + a)), against float64."""
+    x = points[np.abs(points) < 2.0**20]
+    a, b = (
+        np.float32(-DOUBLE_LOG2_E * 0.7978845608028654),
+        np.float32(-DOUBLE_LOG2_E * 0.7978845608028654 * 0.044715),
+    )
+    slope = np.float32(np.longdouble(x * x) * np.longdouble(b) + np.longdouble(a))
+    with np.errstate(over="ignore", under="ignore"):
+        y = x * slope
+        got = (x * emulate.logistic(y, exp2_off(off), reciprocal_off(up))).astype(float)
+    exact = x.astype(float)
+    inner = 2 * 0.7978845608028654 * (exact + 0.044715 * exact**3)
+    want = exact / (1 + np.exp(np.minimum(-inner, 700)))
+    normal = (np.abs(want) > 2.0**-125) & (np.abs(y) < 125)
+    bound = 2.0**-20.5 + np.abs(y) * 2.0**-22
+    assert (np.abs(got / want - 1) < bound)[normal].all()
+    assert (np.abs(got - want) < 2.0**-100)[~normal & (np.abs(want) <= 1)].all()
 
 
 ATTENTION = """module g { tile g(q: bf16[M, D], k: bf16[N, D], v: bf16[N, E], o: out bf16[M, E], l: out f32[M], c: f32) {

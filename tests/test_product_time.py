@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import tileloom as tl
 from tileloom.compiler.pipeline import Compilation, compile_kernel
-from tileloom.compiler.product_time import Product, Tiling, clocks, fastest, parts_of, step_clocks
+from tileloom.compiler.product_tiles import read
+from tileloom.compiler.product_time import SAME_TIME, Product, Tiling, clocks, fastest, parts_of, step_clocks
 from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import CPU, SM_90A
 from tileloom.dsl.types import DType
-from tileloom.variants import size_classes
+from tileloom.variants import Variants, size_classes
 
 TEXT = """kernel product<T: bf16 | f16>(a: T[M, K], b: T[B]) -> c: T[M, N] {
   c[m, n] = sum[k](a[m, k] * b[I])
@@ -116,3 +122,117 @@ def test_products_of_other_sizes_take_decisions_of_their_own_on_a_device() -> No
     assert size_classes(small, CPU) == size_classes(middle, CPU) != size_classes(large, CPU)
     assert size_classes(small, SM_90A) != size_classes(middle, SM_90A)
     assert size_classes({"M": 1, "N": 4096}, SM_90A)["M"] != size_classes({"M": 9, "N": 4096}, SM_90A)["M"]
+
+
+# ---------------------------------------------------------------- a call's own sizes
+
+
+def kernel_for_all_sizes() -> tl.CompiledKernel:
+    text = TEXT.replace("[B]", "[N, K]").replace("[I]", "[n, k]")
+    return tl.compile(tl.parse(text)["product"], "cuda:sm_90a")
+
+
+def asked(k: tl.CompiledKernel, m: int, n: int) -> Compilation:
+    return k.compilation(T="bf16", M=m, N=n, K=4096)
+
+
+def test_sizes_of_one_class_have_the_tiles_that_each_asks_for() -> None:
+    """In either order, and as `explain` says."""
+    assert size_classes({"N": 11008}, SM_90A) == size_classes({"N": 12288}, SM_90A)
+    pairs = {
+        (512, 12288): (128, 192),
+        (512, 11008): (128, 168),
+        (2048, 11008): (128, 232),
+        (2048, 12288): (128, 256),
+    }
+    for order in (list(pairs), list(pairs)[::-1]):
+        k = kernel_for_all_sizes()
+        for sizes in order:
+            assert tile(asked(k, *sizes)) == pairs[sizes]
+        for (m, n), expected in pairs.items():
+            told = str(k.explain(T="bf16", M=m, N=n, K=4096))
+            assert f"predicted µs by tile: {expected[0]} x {expected[1]} " in told
+
+
+def test_sizes_that_ask_for_the_same_tiles_share_a_compilation() -> None:
+    k = kernel_for_all_sizes()
+    first = asked(k, 512, 11008)
+    assert asked(k, 512, 10904) is first
+    assert asked(k, 500, 11008) is first
+    assert asked(k, 512, 12288) is not first
+    assert asked(k, 512, 11008) is first
+
+
+def test_a_sweep_over_sizes_makes_few_kernels() -> None:
+    """Of some hundred sizes: tiles are few, and code is that of its tiles."""
+    tiles = compiled(512, 11008, 4096).plans[0].product
+    assert tiles is not None
+    found = {
+        tiles.best({"M": m, "N": n, "K": 4096}, SM_90A)
+        for m in range(64, 4097, 448)
+        for n in range(8200, 12289, 340)
+    }
+    assert len(found) < 25
+
+
+def test_the_folder_keeps_a_compilation_for_each_choice_of_tiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILELOOM_CACHE_DIR", str(tmp_path))
+    sizes = [{"M": 512, "N": n, "K": 4096} for n in (12288, 11008)]
+    made = [kernel_for_all_sizes()._variants.find({"T": DType.BF16}, s).record for s in sizes]
+    assert made[0].source != made[1].source
+    monkeypatch.setattr(Variants, "compile", lambda *_: pytest.fail("it is in the folder"))
+    again = kernel_for_all_sizes()._variants
+    assert [again.find({"T": DType.BF16}, s).record for s in (*sizes[::-1], {**sizes[0], "M": 500})] == [
+        *made[::-1],
+        made[0],
+    ]
+
+
+def test_classes_that_share_code_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What serves sizes of another class is asked by the sizes that it was found for."""
+    variants, count = kernel_for_all_sizes()._variants, [0]
+    compile_ = Variants.compile
+
+    def counted(*args: Any) -> Compilation:
+        count[0] += 1
+        return compile_(*args)
+
+    monkeypatch.setattr(Variants, "compile", counted)
+    monkeypatch.setattr("tileloom.variants.read", lambda *_: None)
+    sizes = [{"M": n, "N": n, "K": n} for n in (4096, 8192)]
+    first = [variants.find({"T": DType.BF16}, s) for s in sizes]
+    assert first[0] is first[1]
+    assert [variants.find({"T": DType.BF16}, s) for s in sizes] == first
+    assert count == [2]
+
+
+def test_what_tiles_are_chosen_from_comes_back_from_json() -> None:
+    for text in ("N, K", "K, N"):
+        (plan,) = compiled(512, 6144, 4096, "tile m by 64\nsplit k by 2", b=text).plans
+        assert plan.product is not None
+        assert plan.product.row == 64
+        assert plan.product.parts == (2,)
+        again = read(json.loads(json.dumps(asdict(plan.product))))
+        assert again == plan.product
+        assert hash(again) == hash(plan.product)
+
+
+def test_the_best_is_the_first_of_all_and_predicted_alike() -> None:
+    tiles = compiled(512, 11008, 4096).plans[0].product
+    assert tiles is not None
+    for m, n, k in (
+        (1, 4096, 4096),
+        (64, 11008, 4096),
+        (512, 4096, 11008),
+        (4096, 4104, 1000),
+        (300, 300, 300),
+    ):
+        sizes = {"M": m, "N": n, "K": k}
+        first, *rest = tiles.ranked(sizes, SM_90A)
+        assert tiles.best(sizes, SM_90A) == first
+        times = [clocks(tiles.product(sizes), t, SM_90A)[0] for t in (first, *rest)]
+        assert times[1:] == sorted(times[1:])
+        assert times[0] <= SAME_TIME * min(times)
+        assert len({first, *rest}) == len(tiles.tilings(tiles.product(sizes)))

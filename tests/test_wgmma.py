@@ -100,6 +100,83 @@ def test_an_odd_number_of_chunks_leaves_task_after_task() -> None:
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("rows", [64 * 8, 64 * 10 + 8])
+def test_tasks_of_whole_and_ragged_groups_of_rows(rows: int) -> None:
+    """Tiles come in groups of eight rows of them; the last group has what is left."""
+    inputs = {"a": drawn(2, rows, 64), "b": drawn(2, 24, 64)}
+    want = inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    got = emulated(product(rows=64, columns=8), inputs, blocks=3)["o"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize(("tile", "columns"), [(256, 72), (256, 264), (128, 64)])
+def test_computed_results_leave_chunk_by_chunk(tile: int, columns: int) -> None:
+    """What is stored is computed from sums: each chunk is left out where the tensor ends before it, and leaves before the
+    next is computed; so it does where there is room for two."""
+    text = product(rows=64, columns=tile).replace("bf16(s)", "bf16(2.0 * s)")
+    source = generate(parse_module(text), SM_90A)
+    inside = re.findall(
+        r"if n_0 \+ (\d+) < N:\n +(if first_lane|for quarter)", source.partition("def g_any(")[0]
+    )
+    chunks = tile // 64
+    assert [(int(x), then) for x, then in inside[: chunks - 1]] == [
+        (64 * i, "for quarter" if i < 2 else "if first_lane") for i in range(1, chunks)
+    ]
+    inputs = {"a": drawn(1, 72, 64), "b": drawn(1, columns, 64)}
+    want = 2 * inputs["a"].astype(float) @ inputs["b"].astype(float).swapaxes(1, 2)
+    got = emulated(text, inputs, blocks=1)["o"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
+VECTORS = """module g { tile g(a: bf16[M, K], b: bf16[N, K], u: bf16[N], v: bf16[N], o: out bf16[M, N]) {
+    extents M, K, N
+    tier wgmma
+    for m in M by 64, n in N by COLUMNS parallel {
+        for k in K by 64 carry (s: f32[m, n] = fill(0.0)) { yield s + dot[k](load a[m, k], load b[n, k]) }
+        t: f32[m, n] = s + f32(load u[n])
+        store o[m, n] = bf16(max(t, 0.0 - t) + f32(load v[n]))
+    }
+} }"""
+
+
+@pytest.mark.parametrize(("columns", "ahead"), [(128, ["u", "v"]), (256, ["u"])])
+def test_vectors_of_results_are_asked_for_while_products_run(columns: int, ahead: list[str]) -> None:
+    """As many as registers have room for; the others come when results are computed."""
+    text = VECTORS.replace("COLUMNS", str(columns))
+    inputs = {
+        "a": drawn(64, 128),
+        "b": drawn(2 * columns, 128),
+        "u": drawn(2 * columns),
+        "v": drawn(2 * columns),
+    }
+    source = generate(parse_module(text), SM_90A)
+    whole = source.partition("def g_whole(")[2].partition("\n\n\n")[0]
+    waiting, _, rest = whole.partition("def g_whole")[0].rpartition("g_whole_settle_2(s)")
+    assert re.findall(r"load4_bf16\((\w),", waiting) == ahead
+    assert re.findall(r"load4_bf16\((\w),", rest) == [x for x in "uv" if x not in ahead]
+    wide = {n: x.astype(float) for n, x in inputs.items()}
+    want = np.abs(wide["a"] @ wide["b"].T + wide["u"]) + wide["v"]
+    ran: list[str] = []
+    got = emulate.run_module(parse_module(text), source, inputs, {}, blocks=1, ran=ran)["o"]
+    assert ran == ["g_whole"]
+    assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
+def test_vectors_are_not_asked_for_ahead_of_another_loop() -> None:
+    """Its sums need the registers."""
+    loop = (
+        "for k in K by 64 carry (s: f32[m, n] = fill(0.0)) { yield s + dot[k](load a[m, k], load b[n, k]) }"
+    )
+    text = VECTORS.replace("COLUMNS", "64").replace(
+        loop, loop + "\n" + loop.replace("(s:", "(r:").replace("yield s", "yield r")
+    )
+    source = generate(parse_module(text.replace("f32(load u[n])", "f32(load u[n]) + r")), SM_90A)
+    whole = source.partition("def g_whole(")[2].partition("\n\n\n")[0]
+    first = whole.index("_settle_2(s)")
+    assert "load4_bf16(u" in whole[first:]
+    assert "load4_bf16(u" not in whole[:first]
+
+
 @pytest.mark.parametrize("columns", [48, 72, 96, 176])
 def test_tiles_that_are_no_whole_chunks_stay_inside_themselves(columns: int) -> None:
     """Each tile by a block of its own: a box that reached into a neighbour's columns would be a fault."""

@@ -1,12 +1,14 @@
 """Functions that need not be right to the last bit of 24, where products are of 16-bit numbers or results have 16 bits.
 
-`tanh` without a branch comes in three forms (`runtime/intrinsics/ptx.py` states their errors):
+`tanh` without a branch comes in these forms (`runtime/intrinsics/ptx.py` states their errors):
 
 - where every use ends in exp(c · …) with a small constant c, an error that is small beside 1 does: `flat_tanh`;
-- 1 + tanh(x) = 2 / (1 + exp(-2x)), which loses nothing for very negative x: `tanh_plus_one`;
+- 1 + tanh(x) = 2 / (1 + exp(-2x)), which loses nothing for very negative x: `tanh_plus_one`; `logistic` is half of it;
 - elsewhere one that is small beside the result, if all results have 16 bits: `near_tanh`.
 
-The first two take y = ±2 · log2 e · x. Factors of x that all elements share become one with that constant.
+`logistic` is also what 1 / (1 + exp(x)) becomes, if all results have 16 bits. All but the last take y = c · log2 e · x.
+Factors of x that all elements share become one with that constant; so do those of a · x + b · x · x · x, which becomes
+x · (b · x² + a), with no more roundings, where a and b have one sign.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ SIXTEEN = (DType.F16, DType.BF16)
 
 
 def with_near_functions(program: TileProgram) -> TileProgram:
-    """The same program with its `tanh` in one of these forms."""
-    if not any(isinstance(x, Apply) and x.op == "tanh" for e in _all(program) for x in subexpressions(e)):
+    """The same program with its `tanh`, and what has 1 + exp(x) for a divisor, in one of these forms."""
+    every = (x for e in _all(program) for x in subexpressions(e))
+    if not any(isinstance(x, Apply) and (x.op == "tanh" or _power(x) is not None) for x in every):
         return program
     stores_16 = all(p.dtype in SIXTEEN for p in program.params if p.mode != "in")
     if not stores_16 and program.tier not in ("mma", "wgmma"):
@@ -94,6 +97,17 @@ class _Nearing:
                 inner = _of_tanh(x)
                 if inner is not None and self.is_f32(inner):
                     return Apply("tanh_plus_one", (self.scaled(inner, -DOUBLE_LOG2_E),))
+            case (
+                Apply(op="mul", args=(x, Apply(op="tanh_plus_one", args=(y,))))
+                | Apply(op="mul", args=(Apply(op="tanh_plus_one", args=(y,)), x))
+            ):
+                half = _halved(x)
+                return e if half is None else Apply("mul", (half, Apply("logistic", (y,))))
+            case Apply(op="div", args=(x, _)) if self.stores_16:
+                power = _power(e)
+                if power is not None and self.is_f32(power):
+                    found = Apply("logistic", (self.scaled(power, DOUBLE_LOG2_E / 2),))
+                    return found if x == Const(1, DType.F32) else Apply("mul", (x, found))
             case Apply(op="tanh", args=(x,)) if self.is_f32(x):
                 if e in self.flat:
                     return Apply("flat_tanh", (self.scaled(x, DOUBLE_LOG2_E),))
@@ -115,10 +129,18 @@ class _Nearing:
                     e, by = x, by * c
                 case Apply(op="div", args=(x, Const(value=c))) if c:
                     e, by = x, by / c
+                case Apply(op="neg", args=(x,)):
+                    e, by = x, -by
                 case Apply(op="mul", args=(ScalarRef(name=n) as a, x)) if self.facts.scalars[n] is DType.F32:
                     e, shared = x, [*shared, a]
                 case _:
                     break
+        if not shared and (terms := _cubic(e)) is not None:
+            x, first, third = terms
+            slope = Apply(
+                "fma", (Apply("mul", (x, x)), Const(third * by, DType.F32), Const(first * by, DType.F32))
+            )
+            return Apply("mul", (x, slope))
         factor: Expr = Const(by, DType.F32)
         if len(shared) == 1 and abs(by) <= 1:
             factor = Apply("mul", (shared[0], factor))
@@ -186,6 +208,51 @@ class Exponents:
 
 def _of_tanh(e: Expr) -> Expr | None:
     return e.args[0] if isinstance(e, Apply) and e.op in ("tanh", "near_tanh") else None
+
+
+def _halved(e: Expr) -> Expr | None:
+    """What half of which a product is: a for 0.5 · a."""
+    match e:
+        case Apply(op="mul", args=(Const(value=0.5), x)) | Apply(op="mul", args=(x, Const(value=0.5))):
+            return x
+    return None
+
+
+def _cubic(e: Expr) -> tuple[Expr, float, float] | None:
+    """x, a and b of a · x + b · x · x · x with a and b of one sign, in any order; None for anything else."""
+    match e:
+        case Apply(op="add", args=(u, v)):
+            terms = {power: (x, c) for x, c, power in map(_monomial, (u, v))}
+            if set(terms) == {1, 3} and terms[1][0] == terms[3][0] and terms[1][1] * terms[3][1] > 0:
+                return terms[1][0], terms[1][1], terms[3][1]
+    return None
+
+
+def _monomial(e: Expr) -> tuple[Expr | None, float, int]:
+    """x, c and n of c · xⁿ; None for a product of other things."""
+    found, factor, power = None, 1.0, 0
+    stack = [e]
+    while stack:
+        match stack.pop():
+            case Apply(op="mul", args=args):
+                stack += args
+            case Const(value=c):
+                factor *= c
+            case x if found in (None, x):
+                found, power = x, power + 1
+            case _:
+                return None, factor, 0
+    return found, factor, power
+
+
+def _power(e: Expr) -> Expr | None:
+    """x of a / (1 + exp(x))."""
+    match e:
+        case Apply(op="div", args=(_, Apply(op="add", args=(Const(value=1), Apply(op="exp", args=(x,)))))):
+            return x
+        case Apply(op="div", args=(_, Apply(op="add", args=(Apply(op="exp", args=(x,)), Const(value=1))))):
+            return x
+    return None
 
 
 def _is_small(e: Expr) -> bool:

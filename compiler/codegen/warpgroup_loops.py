@@ -28,6 +28,7 @@ from ..tile_ir import (
     LoopAxis,
     Name,
     Stmt,
+    Store,
     expressions,
     statements,
     subexpressions,
@@ -41,9 +42,10 @@ from .simt_source import Registers, Value
 from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
-from .warpgroup_products import InRing
+from .warpgroup_products import MOST_COLUMNS, InRing
 from .warpgroup_reads import Reads
 
+MOST_ASKED = 64  # elements that a thread has of vectors which results need, beside its sums
 TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
 
 
@@ -75,6 +77,7 @@ class Loops(Reads):
             for chain in _chains(body, self.program.body):
                 self.going_on[id(chain[0])] = tuple(chain[1:])
         self.skewed = find(self.program.attributes, Unskewed) is None
+        self.asked: dict[Load, Registers] = {}  # for results, by the loop before them
         self.done = {id(s) for chain in self.going_on.values() for s in chain}
         self.last_readers = {  # of rings, by loop
             self.staging.ring(self.staging.names[x]): id(s)
@@ -140,12 +143,41 @@ class Loops(Reads):
                 self.give_back(r, before, f" and {name} != {start}")
                 self.text.line(f"{before} = {now}")
             self.values, self.types = values, types
+        self.ask_for_results(s)
         if self.in_task() and not self.has_next:
             self.next_task()
         self._await(0, running)
         for r in rings:
             self.give_back(r, f"{self.ring_names[r]}_before", f" and {start} < {stop}")
         del self.live[s.axis.name]
+
+    def ask_for_results(self, s: For) -> None:
+        """Vectors that results need, such as a bias, are asked for while the last products run."""
+        body = next((b for b in _bodies(self.program.body) if any(x is s for x in b)), ())
+        rest = body[1 + next((i for i, x in enumerate(body) if x is s), 0) :]
+        if (
+            self.wide.run == 1
+            or self.warpgroups == max(MOST_COLUMNS)
+            or any(isinstance(x, For) for x in rest)
+        ):
+            return
+        elements, types = 0, self.types | {x.name: x.type for x in rest if isinstance(x, Let)}
+        for value in (x.value for x in rest if isinstance(x, Let | Store)):
+            axes = self.facts.type_of(value, types).axes
+            for e in dict.fromkeys(x for x in leaves(value) if isinstance(x, Load) and x not in self.ahead):
+                own = self.facts.type_of(e, types).axes
+                named = any(isinstance(x, Name) for y in e.subscripts for x in subexpressions(y))
+                if len(own) != 1 or not set(own) < set(axes) or named:
+                    continue
+                layout = self.deal.layout(axes)
+                elements += layout.restrict(own).elements
+                if elements <= MOST_ASKED:
+                    self.load_ahead(e, layout)
+        self.asked = dict(self.ahead)
+
+    def release(self) -> None:
+        super().release()
+        self.ahead |= self.asked
 
     def _read_in(self, s: For, r: Ring) -> bool:
         return any(

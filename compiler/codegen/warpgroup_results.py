@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...dsl.types import DType
-from ..tile_ir import AxisIndex, Cast, Expr, Stmt, Store, subexpressions
+from ..tile_ir import AxisIndex, Cast, Expr, Name, Stmt, Store, subexpressions
 from .deal import Layout
-from .simt_source import Point
+from .simt_source import NOWHERE, Point
 from .staging import CHUNK, OUTPUT_BYTES
 from .warpgroup_loops import Loops
 from .warpgroup_products import STEP
@@ -32,6 +32,7 @@ class Results(Loops):
         super().block(body)
         if any(isinstance(s, Store) for s in body):
             self.finish()
+            self.asked = {}
             for ring in [r for r in self.slots if not r.looped]:
                 self.give_back(ring)
 
@@ -85,7 +86,7 @@ class Results(Loops):
 
     def store_boxes(self, s: Store, box: tuple[str, str]) -> None:
         """Chunks of 64 columns: into the warp's shared memory, then out by the copy engine; one after the other where there
-        is no room for all at once."""
+        is no room for all at once, or much to compute: one leaves while the next is computed."""
         row, column = box
         value = self.materialise(s.value)
         layout = self.deal.layout((row, column))
@@ -99,12 +100,29 @@ class Results(Loops):
         if isinstance(value, Cast) and value.dtype is param.dtype:
             value = value.arg  # packing rounds
         chunks = [(start, self._place(number)) for number, start in enumerate(self._chunk_starts(column))]
-        at_once = len(chunks) <= self.staging.output_chunks
+        room, computed = self.staging.output_chunks, not isinstance(value, Name)
+        at_once = len(chunks) <= room and not (computed and self._ends_anywhere(column))
+        depth = self.text.depth
         for number, part in enumerate([chunks] if at_once else [[c] for c in chunks]):
-            self._read_from(min(number, self.staging.output_chunks - 1))
+            if computed and number and self._ends_anywhere(column):
+                self._if_inside(column, part[0][0])
+            if number in (0, *range(room, len(chunks))):
+                self._read_from(min(number, room - 1))
             for start, place in part:
                 self._fill_chunk(value, layout, row, column, start, place, param.dtype)
             self._leave(s, part, row)
+            self.text.depth = depth
+
+    def _ends_anywhere(self, column: str) -> bool:
+        """Is it known at run time alone where columns end?"""
+        return column not in self._whole()
+
+    def _if_inside(self, column: str, start: int) -> None:
+        """What follows is left out where the tensor ends before a chunk. The branch matters to the others as well: without
+        one the assembler would compute all chunks before the first of them leaves."""
+        end = self.emit(self.live[column].extent, NOWHERE).operand
+        self.text.line(f"if {self.axis_names[column].first} + {start} < {end}:")
+        self.text.depth += 1
 
     def _read_from(self, left: int) -> None:
         """Wait until all but so many groups of boxes have been read. The other lanes wait at their next matrix."""

@@ -220,15 +220,27 @@ class TaskRounds(RowSoftcaps):
             self._indices(tuple(axes[i] for i in order), [counts[i] for i in order], rest)
 
     def _indices_of_product(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
-        """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles."""
+        """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles. The first group, and
+        whole ones, are found without a division: the first copies of a launch wait for its instructions to come from memory.
+        """
         rows, columns = counts[-2:]
         rest = "task"
         if len(axes) > 2:
             whole, rest = self._divided("task", f"{rows} * {columns}", "others", "tile")
             self._indices(axes[:-2], counts, whole)
-        group, inside = self._divided(rest, f"{GROUP} * {columns}", "group", "inside")
-        high = self.assign("high", Code(f"min({rows} - {group} * {GROUP}, {GROUP})", DType.I64))
-        column, row = self._divided(inside, high, "column", "row")
+        of_group = self.assign("of_group", Code(f"i32({GROUP} * {columns})", DType.I32))
+        number = self.assign("number", Code(f"i32({rest})", DType.I32))
+        group = self.assign("group", Code("i32(0)", DType.I32))
+        self.text.line(f"if {number} >= {of_group}:")
+        self.text.line(f"    {group} = quotient({number}, {of_group})")
+        inside = self.assign("inside", Code(f"i32({number} - {group} * {of_group})", DType.I32))
+        left = self.assign("left", Code(f"i32({rows} - {group} * {GROUP})", DType.I32))
+        column = self.assign("column", Code(f"i32({inside} >> {GROUP.bit_length() - 1})", DType.I32))
+        high = self.assign("high", Code(f"i32({GROUP})", DType.I32))
+        self.text.line(f"if {left} < {GROUP}:")
+        self.text.line(f"    {high} = {left}")
+        self.text.line(f"    {column} = quotient({inside}, {high})")
+        row = self.assign("row", Code(f"i32({inside} - {column} * {high})", DType.I32))
         self._index_is(axes[-2], f"{group} * {GROUP} + {row}")
         self._index_is(axes[-1], column)
 
@@ -240,6 +252,12 @@ class TaskRounds(RowSoftcaps):
                 rest = self.assign("rest", Code(f"i64(quotient({here}, {counts[i]}))", DType.I64))
                 here = f"{here} - {rest} * {counts[i]}"
             self._index_is(axes[i], here)
+
+    def _count(self, a: LoopAxis) -> str:
+        """By a shift where a tile's size is a power of two, because no size is negative."""
+        if a.tile is None or a.tile & (a.tile - 1):
+            return super()._count(a)
+        return f"({self.emit(a.extent, NOWHERE).operand} + {a.tile - 1}) >> {a.tile.bit_length() - 1}"
 
     def _divided(self, number: str, by: str, *names: str) -> tuple[str, str]:
         """Quotient and remainder, of these names."""

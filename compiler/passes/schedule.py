@@ -20,7 +20,8 @@ from ...dsl.types import DType
 from ..codegen.cpu_narrow import TIER as MATRIX_TIER
 from ..codegen.staging import CHUNK
 from ..layouts import Positive
-from ..product_time import ROW_BYTES, STEP, WARPGROUP_ROWS, Product, Tiling, fastest, microseconds
+from ..product_tiles import Length, Operand, ProductTiles
+from ..product_time import WARPGROUP_ROWS, microseconds
 from ..region import AxisPlan, Region, contraction, reductions
 from ..remarks import Remarks
 from ..schedule import LARGEST_VALUE, Schedule, stem
@@ -42,7 +43,6 @@ from ..tensor_ir import (
     walk,
 )
 from ..tile_ir import Attribute, TileProgram, has_product
-from .split import LEAST_PRODUCT_TILES, MOST_PARTS
 
 WHOLE_LIMIT = 512
 
@@ -101,7 +101,7 @@ def tile_sizes(target: Target) -> TileSizes:
 
 def region_tiles(
     graph: Graph, region: Region, roles: Roles, schedule: Schedule, target: Target, sizes: Mapping[str, int],
-    stated: Mapping[str, int], remarks: Remarks,
+    product: ProductTiles | None, remarks: Remarks,
 ) -> TileSizes:  # fmt: skip
     """The target's tiles; those of the matrix units for products that they take, smaller where large ones are too few for
     the device's multiprocessors."""
@@ -112,7 +112,9 @@ def region_tiles(
             return BLOCK_TILES
         return _row_tiles(graph, region, roles, sizes)
     if schedule.tier == "wgmma":
-        return _warpgroup_tiles(graph, region, roles, sizes, target, schedule, stated, remarks)
+        if product is not None:
+            return _product_tiles(product, region, sizes, target, remarks)
+        return _cascade_tiles(graph, region, roles, sizes, target, schedule, remarks)
     many = MATRIX_TILES
     count = _tasks(graph, roles, sizes, many)
     wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
@@ -141,18 +143,8 @@ def _is_plain_product(region: Region) -> bool:
     )
 
 
-WARPGROUP_COLUMNS = {1: 256, 2: 256, 3: 192}
-"""The most columns of a tile by the warpgroups that share it: sums of more leave no registers."""
 COLUMN_STEP = 8
 """Of a tile: an instruction's step."""
-RAGGED_COLUMNS = 192
-"""The most columns of a tile that does not divide them all, where results are computed from sums: checks of which columns
-exist take registers."""
-WIDER_STEP = 16
-"""Of a tile whose results are computed from sums, for their registers; and of a tile of one warpgroup: few rows take as long
-as memory does, and 64 by 11,008 and 32,000 columns took 1.016 of the time in tiles of 88 and 248 columns, not 96 and 256."""
-
-
 NARROW_COLUMNS = 64
 """Columns of a cascade's sums up to which three warpgroups have registers for a step of WARPGROUP_TILES.key keys."""
 THIRD_WARPGROUP = 0.88
@@ -160,14 +152,12 @@ THIRD_WARPGROUP = 0.88
 the tiles of keys and values less comes from memory, and one more warp a scheduler hides waiting."""
 
 
-def _warpgroup_tiles(
+def _cascade_tiles(
     graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, schedule: Schedule,
-    stated: Mapping[str, int], remarks: Remarks,
+    remarks: Remarks,
 ) -> TileSizes:  # fmt: skip
-    """Tiles for products of warpgroups, 64 rows for each of them: those that are predicted to take the least time, with the
-    sum divided over blocks or not; where a cascade has a product inside, fewer keys beside wide accumulators."""
-    if not roles.contraction_inside:
-        return _product_tiles(graph, region, roles, sizes, target, schedule, stated, remarks)
+    """Tiles for products of warpgroups, 64 rows for each of them, where a cascade has one inside: fewer keys beside wide
+    accumulators."""
     widest = max((axis_size(graph, a, sizes) or 0 for a in roles.whole), default=0)
     rows = (axis_size(graph, roles.tiled[0], sizes) if roles.tiled else None) or 2 * WARPGROUP_ROWS
     warpgroups = schedule.warpgroups or _warpgroups_of_cascade(
@@ -229,50 +219,56 @@ def _cascade_tasks(graph: Graph, roles: Roles, sizes: Mapping[str, int], tile: i
 
 
 def _product_tiles(
-    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, schedule: Schedule,
-    stated: Mapping[str, int], remarks: Remarks,
-) -> TileSizes:  # fmt: skip
+    product: ProductTiles, region: Region, sizes: Mapping[str, int], target: CudaTarget, remarks: Remarks
+) -> TileSizes:
     """Rows and columns of a product's tile by the time that each choice is predicted to take."""
-    sums = sum(1 for r in reductions(region.values) if r.fn == "sum")
-    length = {a: axis_size(graph, a, sizes) or 1 for a in graph.axes}
-    row, column = (*roles.tiled[:2], "", "")[:2]
-    dense = _dense_axes(region)
-    lines = [
-        max((1 + (2 * length[x] % ROW_BYTES > 0) for x, axes in dense if a in axes), default=1)
-        for a in (row, column)
-    ]
-    others = math.prod(length[a] for a in roles.grid if a not in (row, column))
-    depth = math.prod(length[a] for a in roles.reduced)
-    product = Product(length.get(row, 1), length.get(column, 1), depth, others, sums, *lines)
-    plain = (
-        all(isinstance(v.operand if isinstance(v, Cast) else v, Reduce) for v in region.values) and sums == 1
-    )
-    warpgroups = [schedule.warpgroups] if schedule.warpgroups else [1, 2, 3] if plain else [1, 2]
-    rows = [WARPGROUP_ROWS * w for w in warpgroups]
-    rows = [stated[row]] if row in stated else [r for r in rows if r - WARPGROUP_ROWS < product.rows] or rows
-    step = COLUMN_STEP if column not in {x for x, _ in dense} else CHUNK
-    whole = [n for n in range(step, 257, step) if plain or n <= RAGGED_COLUMNS or product.columns % n == 0]
-    columns = [stated[column]] if column in stated else whole
-    most = depth // (STEP * LEAST_PRODUCT_TILES) if plain else 1
-    parts = [n for a, n in schedule.splits if a in map(stem, roles.reduced)] or [
-        1 << i for i in range(max(1, min(most, MOST_PARTS)).bit_length())
-    ]
-    tilings = [
-        Tiling(r, n, p)
-        for r in rows
-        for n in columns
-        for p in parts
-        if n * sums <= WARPGROUP_COLUMNS.get(r // WARPGROUP_ROWS, 256) or column in stated
-        if (plain and r > WARPGROUP_ROWS) or n % WIDER_STEP == 0 or column in stated
-    ]
-    best, *rest = fastest(product, tilings, target)
-    told = [f"{t.told()} {microseconds(product, t, target):.1f}" for t in (best, *rest[:3])]
+    at = product.product(sizes)
+    best, *rest = product.ranked(sizes, target)
+    told = [f"{t.told()} {microseconds(at, t, target):.1f}" for t in (best, *rest[:3])]
     remarks.add(
         "note", "schedule", "product-tiles", f"{region.name}: predicted µs by tile: {', '.join(told)}",
-        region.roots[0].span, considered=len(tilings), tiles=product.tiles(best.rows, best.columns) * best.parts,
+        region.roots[0].span, considered=len(rest) + 1, tiles=at.tiles(best.rows, best.columns) * best.parts,
     )  # fmt: skip
     volume = max(WARPGROUP_TILES.volume, best.rows * best.columns)
     return replace(WARPGROUP_TILES, row=best.rows, query=best.rows, column=best.columns, volume=volume)
+
+
+def product_tiles(
+    graph: Graph, region: Region, roles: Roles, schedule: Schedule, stated: Mapping[str, int]
+) -> ProductTiles | None:
+    """What the tiles of a product by warpgroups are chosen from; None where it is none, or has another inside."""
+    if schedule.tier != "wgmma" or roles.contraction_inside or not _on_matrix_units(region):
+        return None
+    row, column = (*roles.tiled[:2], "", "")[:2]
+    length = {a: _length(graph, a) for a in graph.axes}
+    dense = _dense_axes(region)
+    sums = sum(1 for r in reductions(region.values) if r.fn == "sum")
+    plain = all(isinstance(v.operand if isinstance(v, Cast) else v, Reduce) for v in region.values)
+    reduced = set(map(stem, roles.reduced))
+    return ProductTiles(
+        rows=length.get(row, 1),
+        columns=length.get(column, 1),
+        depth=tuple(length[a] for a in roles.reduced),
+        others=tuple(length[a] for a in roles.grid if a not in (row, column)),
+        operands=tuple(Operand(length[x], row in axes, column in axes) for x, axes in dense),
+        sums=sums,
+        plain=plain and sums == 1,
+        step=CHUNK if column in {x for x, _ in dense} else COLUMN_STEP,
+        row=stated.get(row),
+        column=stated.get(column),
+        warpgroups=schedule.warpgroups,
+        parts=tuple(n for a, n in schedule.splits if a in reduced),
+    )
+
+
+def _length(graph: Graph, axis: str) -> Length:
+    """Of an axis, as far as it is known before a call."""
+    match graph.axes[axis]:
+        case Const(value=v):
+            return int(v)
+        case Extent(name=n):
+            return n
+    return 1
 
 
 def _dense_axes(region: Region) -> list[tuple[str, frozenset[str]]]:
@@ -513,7 +509,8 @@ def axis_plan(
     cut = {a for a, n in stated.items() if n < (axis_size(graph, a, sizes) or 0)}
     roles = axis_roles(graph, region, sizes, cut)
     chosen = {a: max(1, axis_size(graph, a, sizes) or 1) for a in roles.whole}
-    limits = region_tiles(graph, region, roles, schedule, target, sizes, stated, remarks)
+    product = product_tiles(graph, region, roles, schedule, stated)
+    limits = region_tiles(graph, region, roles, schedule, target, sizes, product, remarks)
     default = _default_tiles(region, roles, limits)
     if not isinstance(target, CudaTarget) and schedule.tier != MATRIX_TIER and roles.contraction_outside:
         default |= _chained(graph, region, roles, sizes, limits.inner)
@@ -530,7 +527,7 @@ def axis_plan(
         "applied", "schedule", "tiles", f"{region.name}: grid {', '.join(roles.grid) or 'none'}; tiles {shown}",
         region.roots[0].span,
     )  # fmt: skip
-    return AxisPlan(roles.grid, roles.whole, tuple(dict(tiles).items()))
+    return AxisPlan(roles.grid, roles.whole, tuple(dict(tiles).items()), product)
 
 
 def _named(n: Node) -> Iterable[str]:

@@ -22,6 +22,7 @@ from .. import tile_ir as tile
 from ..cascade import COMBINE, Cascade, identity
 from ..codegen.tile_types import static_value
 from ..cost import estimate, predict, rates
+from ..product_tiles import LEAST_PRODUCT_TILES, MOST_PARTS
 from ..product_time import Product, parts_of
 from ..remarks import Remarks
 from ..schedule import stem
@@ -57,9 +58,7 @@ from .pruned import pruned
 
 PRODUCT_BLOCKS = 2  # blocks a multiprocessor that products of tiles want
 OTHER_BLOCKS = 8
-LEAST_PRODUCT_TILES = 8  # tiles of the loop that a part of a product has at least
 LEAST_ELEMENTS = 1 << 15  # elements that a part of another reduction reads at least
-MOST_PARTS = 1024
 THREAD_TASKS = 16  # tasks that a reduction on a CPU is divided into, all in all
 LEAST_PART_S = 2.5e-4  # predicted seconds of such a task, at the rate of the nominal machine
 ENOUGH_TASKS = 4  # from which on a CPU's reduction is left whole

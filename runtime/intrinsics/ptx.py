@@ -348,6 +348,12 @@ def tanh_plus_one_f32(y: Any) -> Any:
 
 
 @_function(f32(f32))
+def logistic_f32(y: Any) -> Any:
+    """1 / (1 + 2^y). Relative error below 2^-20.8 + |y| 2^-24, 0 below 2^-126."""
+    return _flat_reciprocal_f32(f32(1.0) + near_exp2_f32(y))
+
+
+@_function(f32(f32))
 def near_tanh_f32(x: Any) -> Any:
     """Relative error below 2^-18: for results that are rounded to 16 bits. Beyond the limit it is what it is there."""
     x = f32(TANH_LIMIT) if x > f32(TANH_LIMIT) else x  # NaN stays

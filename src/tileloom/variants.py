@@ -1,8 +1,10 @@
 """The compilations of one kernel: made where there is none for a call, kept in memory and in the cache folder.
 
 A variant is made for the element types of a call, for the values of the extents that are compiled in and for the classes of
-all other sizes; its decisions are predicted for the first sizes of these classes. Classes whose decisions come to the same
-code share it. The folder holds what is needed to run a variant, as text; what explains it is made again when somebody asks.
+all other sizes; its decisions are predicted for the first sizes of these classes. Tiles of products by warpgroups, on which
+depends how many multiprocessors the last tasks leave idle, are those of each call's own sizes. Classes and tiles whose
+decisions come to the same code share it. The folder holds what is needed to run a variant, as text; what explains it is made
+again when somebody asks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .compiler.options import Options
@@ -34,6 +36,8 @@ from .runtime.versions import version
 
 if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
+    from .compiler.product_tiles import ProductTiles
+    from .compiler.product_time import Tiling
     from .compiler.tile_ir import TileModule
     from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
@@ -47,12 +51,24 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Record:
-    """What the cache folder keeps of a compilation: `tile` and `source` as text, the sizes it was predicted for."""
+    """What the cache folder keeps of a compilation: `tile` and `source` as text, the sizes it was predicted for, and what
+    tiles of its products were chosen from."""
 
     sizes: dict[str, int]
     statics: dict[str, int]
     tile: str
     source: str
+    products: tuple[ProductTiles, ...] = ()
+
+    def fits(self, extents: Mapping[str, int], machine: Target) -> bool:
+        """Are the values compiled in those of a call, and the tiles of products those that its sizes ask for?"""
+        if any(extents[e] != n for e, n in self.statics.items()):
+            return False
+        return self.sizes == extents or self.tilings(self.sizes, machine) == self.tilings(extents, machine)
+
+    def tilings(self, sizes: Mapping[str, int], machine: Target) -> list[Tiling]:
+        """Of each product, the tiles chosen at these sizes."""
+        return [p.best(sizes, machine) for p in self.products] if isinstance(machine, CudaTarget) else []
 
 
 @dataclass
@@ -63,9 +79,6 @@ class Variant:
     machine: Target
     record: Record
     compile: Callable[[Mapping[str, int]], Compilation] = field(repr=False)
-
-    def fits(self, extents: Mapping[str, int]) -> bool:
-        return all(extents[e] == n for e, n in self.record.statics.items())
 
     @cached_property
     def compilation(self) -> Compilation:
@@ -110,10 +123,10 @@ class Variants:
     options: Options
     schedule: Schedule | None
     _graphs: dict[tuple[DType, ...], Graph] = field(default_factory=dict, repr=False)
-    _made: dict[tuple[tuple[DType, ...], tuple[int, ...]], list[Variant]] = field(
+    _made: dict[tuple[tuple[DType, ...], tuple[int, ...]], list[tuple[Record, Variant]]] = field(
         default_factory=dict, repr=False
     )
-    """By element types and classes of sizes."""
+    """By element types and classes of sizes: what was compiled for them, and the variant that has its code."""
     _last: Variant | None = field(default=None, repr=False)
 
     def graph(self, dtypes: Mapping[str, DType]) -> Graph:
@@ -130,16 +143,16 @@ class Variants:
         """The variant for these element types and sizes: from memory, from the cache folder, or compiled."""
         kinds, classes = tuple(dtypes.values()), tuple(size_classes(extents, self.machine).values())
         several = self._made.setdefault((kinds, classes), [])
-        found = next((v for v in several if v.fits(extents)), None)
+        found = next((v for record, v in several if record.fits(extents, self.machine)), None)
         if found is None:
             made = self._stored_or_made(dtypes, extents)
             self._last = found = self._with_code_of(made, kinds)
-            several.append(found)
+            several.append((made.record, found))
         return found
 
     def _with_code_of(self, made: Variant, kinds: tuple[DType, ...]) -> Variant:
         """A variant of other classes that has the same code, which then is not compiled again; else the new one."""
-        others = (v for (k, _), several in self._made.items() if k == kinds for v in several)
+        others = (v for (k, _), several in self._made.items() if k == kinds for _, v in several)
         same = (made.record.source, made.record.statics)
         return next((v for v in others if (v.record.source, v.record.statics) == same), made)
 
@@ -160,16 +173,17 @@ class Variants:
         graph = self.graph(dtypes)
         folder, group = store(), self._group(graph, size_classes(extents, self.machine))
         with folder.making(group):
-            record = read(folder, group, extents)
+            record = read(folder, group, extents, self.machine)
             if record is not None:
                 return Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
             made = self._made_variant(graph, dtypes, extents)
-            write(folder, group, made.record)
+            write(folder, group, made.record, self.machine)
         return made
 
     def _made_variant(self, graph: Graph, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
         made = self.compile(dtypes, extents)
-        record = Record(made.sizes, made.statics, made.snapshots["tile"], made.source)
+        products = tuple(p.product for p in made.plans if p.product is not None)
+        record = Record(made.sizes, made.statics, made.snapshots["tile"], made.source, products)
         variant = Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
         variant.compilation = made
         return variant
@@ -198,24 +212,38 @@ def size_classes(extents: Mapping[str, int], machine: Target) -> dict[str, int]:
 # ---------------------------------------------------------------- the cache folder
 
 
-def read(folder: Store, group: str, extents: Mapping[str, int]) -> Record | None:
+def read(folder: Store, group: str, extents: Mapping[str, int], machine: Target) -> Record | None:
     """The stored variant for these sizes. Its name states the values compiled in."""
     for name in folder.names(group):
         if _fits(name, extents):
             content = folder.get(group, name)
-            if content is not None:
-                return Record(**json.loads(content))
+            record = None if content is None else _record(json.loads(content))
+            if record is not None and record.fits(extents, machine):
+                return record
     return None
 
 
-def write(folder: Store, group: str, record: Record) -> None:
-    name = ",".join(f"{e}={n}" for e, n in record.statics.items()) or "any"
+def _record(content: dict[str, Any]) -> Record:
+    products = content.pop("products")
+    if not products:
+        return Record(**content)
+    from .compiler.product_tiles import read as read_product
+
+    return Record(**content, products=tuple(map(read_product, products)))
+
+
+def write(folder: Store, group: str, record: Record, machine: Target) -> None:
+    """Under a name that tells variants of a group apart: the values compiled in, then tiles."""
+    stated = [f"{e}={n}" for e, n in record.statics.items()]
+    tiles = [f"{t.rows}x{t.columns}x{t.parts}" for t in record.tilings(record.sizes, machine)]
+    name = ",".join([*stated, *tiles]) or "any"
     if len(name.encode()) < LONGEST_NAME:
         folder.put(group, json.dumps(asdict(record)).encode(), name)
 
 
 def _fits(name: str, extents: Mapping[str, int]) -> bool:
-    stated = () if name == "any" else (x.partition("=") for x in name.split(","))
+    """Are the values that a name states those of a call?"""
+    stated = (x.partition("=") for x in name.split(",") if "=" in x)
     return all(str(extents.get(e)) == n for e, _, n in stated)
 
 
