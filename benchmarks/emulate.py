@@ -103,7 +103,8 @@ def emulated(found: Problem, made: Compilation, ran: list[str]) -> list[Comparis
     else:
         oracle = interpret(found.graph, tensors, found.numbers, precision="float64", check_indices=False)
         longest = longest_sum(found.graph, found.extents, found.scalars)
-    got = emulate.run_module(made.module, made.source, tensors, found.numbers, ran=ran)
+    numbers = {**found.numbers, **found.extents}
+    got = emulate.run_module(made.module, made.source, tensors, numbers, ran=ran)
     return [compare(n, got[n], oracle[n], longest) for n in oracle]
 
 

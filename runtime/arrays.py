@@ -85,6 +85,12 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_array(value: Any) -> bool:
+    """Is it an array, here or on a device?"""
+    interfaces = "__array_interface__", "__cuda_array_interface__", "__dlpack__"
+    return is_torch(value) or any(hasattr(value, x) for x in interfaces)
+
+
 def _from_torch(tensor: Any, what: str) -> Array:
     """The memory of a CPU tensor; bfloat16, which NumPy lacks, by way of int16."""
     torch = sys.modules["torch"]

@@ -79,15 +79,25 @@ class _Memory:
 
 
 def described(value: Any, what: str) -> DeviceArray:
-    """A device array, for checks. Raises `TypeError` where `value` is none."""
+    """A device array, for checks. Raises `TypeError` where `value` is none that kernels can read, `ValueError` where its
+    elements do not lie at multiples of their size."""
     if is_torch(value):
-        return _torch_described(value)
+        return _torch_described(value, what)
     facts = getattr(value, "__cuda_array_interface__", None)
     if facts is None:
         raise TypeError(f"{what} is a {type(value).__name__}; an array on the CUDA device is what it takes")
+    if facts.get("mask") is not None:
+        raise TypeError(f"{what} is a masked array; a kernel sees no mask: pass its values filled")
     plain = {k: facts[k] for k in ("shape", "typestr", "data", "strides") if facts.get(k) is not None}
     array = np.asarray(_Memory({**plain, "version": 3}, value))
-    return DeviceArray(array, element_of(array.dtype) or str(array.dtype))
+    found = DeviceArray(array, element_of(array.dtype) or str(array.dtype))
+    steps = [s for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
+    if array.size and any(x % array.itemsize for x in (found.address, *steps)):
+        raise ValueError(
+            f"{what} is not aligned to its elements (address {found.address}, strides {array.strides} bytes, elements of "
+            f"{array.itemsize}); a plain array is what it takes"
+        )
+    return found
 
 
 TORCH_NAMES = {
@@ -106,7 +116,9 @@ TORCH_NAMES = {
 _NAMED = {name: dtype for dtype, name in TORCH_NAMES.items()}
 
 
-def _torch_described(tensor: Any) -> DeviceArray:
+def _torch_described(tensor: Any, what: str) -> DeviceArray:
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise TypeError(f"{what} is a sparse tensor ({tensor.layout}); a dense one is what it takes")
     plain = tensor.detach().resolve_conj().resolve_neg()
     size = plain.element_size()
     memory = {
@@ -218,5 +230,6 @@ def part_of_key(value: Any) -> tuple[object, ...] | None:
     if facts is None:
         return None
     return (
-        type(value), facts["shape"], facts.get("strides"), facts["typestr"], facts["data"][0] & 15, device_of(value),
+        type(value), tuple(facts["shape"]), facts.get("strides"), facts["typestr"], facts["data"][0] & 15,
+        bool(facts["data"][1]), facts.get("mask") is None, device_of(value),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from ..compiler.tile_ir import TileModule
 from ..dsl.records import dataclass
 from ..dsl.types import DType
 from . import driver
-from .arrays import is_torch, overlaps
+from .arrays import is_array, is_torch, overlaps, writable
 from .device_arrays import (
     DeviceArray,
     Maker,
@@ -58,8 +58,11 @@ def recognised(
             device = x.get_device()
             if device < 0 or x.is_neg():  # a view that torch has yet to negate is made plain by the checks
                 return None
-            address: int = x.data_ptr()
-            key.append((x.shape, x.stride(), x.dtype, device, address & 15))
+            try:
+                address: int = x.data_ptr()
+                key.append((x.shape, x.stride(), x.dtype, device, address & 15))
+            except RuntimeError:  # a sparse one, which the checks refuse
+                return None
         elif kind in NUMBERS:
             address = 0
             key.append((kind, x or str(x)))  # 0.0 and -0.0 are equal
@@ -175,7 +178,7 @@ class DeviceKernel(Parameters):
         targets = self._targets(outs)
         device = self._one_device({**tensors, **targets})
         views = {n: self._view(n, x) for n, x in tensors.items()}
-        written = {n: described(x, f"out for `{n}`") for n, x in targets.items()}
+        written = {n: described(x, f"{self.graph.name}: out for `{n}`") for n, x in targets.items()}
         scalars = self._scalars(given)
         plan = self._plan({n: x.shape for n, x in views.items()}, scalars)
         self._check_targets(views, written, plan)
@@ -218,6 +221,10 @@ class DeviceKernel(Parameters):
     # -- checks
 
     def _device_array(self, value: Any, what: str, written: bool) -> Any:
+        if not is_array(value):
+            raise TypeError(
+                f"{what} is a {type(value).__name__}; an array on the CUDA device is what it takes"
+            )
         if not on_device(value):
             raise TypeError(
                 f"{what} is {'a NumPy array' if isinstance(value, np.ndarray) else f'a {type(value).__name__}'} in the "
@@ -295,8 +302,7 @@ class DeviceKernel(Parameters):
         written = {f"`{n}`": views[n] for n, t in self.graph.tensors.items() if t.inout}
         written |= {f"out for `{n}`": x for n, x in targets.items()}
         for what, array in written.items():
-            if not array.flags.writeable:
-                raise ValueError(f"{self.graph.name}: {what} is read-only; a writable array is what it takes")
+            writable(array.bits, f"{self.graph.name}: {what}")
             for name, other in {**{f"`{n}`": x for n, x in views.items()}, **written}.items():
                 if name != what and overlaps(array.bits, other.bits):
                     raise ValueError(

@@ -228,7 +228,11 @@ class FakeCuda:
     # -- torch
 
     def device_of(self, tensor: Any) -> int:
-        return self.placed.get(tensor.data_ptr(), 0)
+        """Of what has no address that torch tells, the first."""
+        try:
+            return self.placed.get(tensor.data_ptr(), 0)
+        except (AttributeError, RuntimeError):
+            return 0
 
     def place(self, tensor: Any, number: int) -> Any:
         """The same tensor, on this device from now on."""

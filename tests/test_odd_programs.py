@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tileloom as tl
+from tileloom.__main__ import main
 from tileloom.arguments import bind
 from tileloom.compiler.calls import extents_of
 from tileloom.compiler.elaborate import elaborate
@@ -18,6 +20,7 @@ from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.schedule import Fuse, Schedule
 from tileloom.compiler.target import CPU, SM_80, Target
 from tileloom.compiler.tensor_text import parse_graph, print_graph
+from tileloom.runtime import emulate
 
 RNG = np.random.default_rng(5)
 FUSE: tuple[Fuse, ...] = ("none", "all", "auto")
@@ -144,3 +147,28 @@ def test_long_expressions_compile() -> None:
     x = normal(5)
     found = agree(text, {"x": x}, targets=(CPU,))
     np.testing.assert_allclose(found["o"], x * sum(i + 0.5 for i in range(700)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("target", ["cpu", "interp", "cuda:sm_80"])
+def test_an_extent_that_only_an_unused_parameter_has(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The tile program has no such parameter."""
+    text = "kernel k(x: f32[M, N], u: f32[M]) -> p: f32[M, N] {\n    example M = 3, N = 5\n    p[m, n] = u[m]\n}\n"
+    given = {"x": normal(3, 5).astype(np.float32), "u": normal(3).astype(np.float32)}
+    if target == "cuda:sm_80":
+        monkeypatch.setattr("tileloom.runtime.machine_code.toolkit_installed", lambda: True)
+        monkeypatch.setattr("tileloom.runtime.driver.present", lambda number=0: SM_80)
+        monkeypatch.setattr(
+            "tileloom.runtime.device_copies.run_module",
+            lambda module, source, target, tensors, scalars: emulate.run_module(
+                module, source, tensors, scalars
+            ),
+        )
+    got = tl.compile(tl.parse(text)["k"], target=target)(**given)
+    np.testing.assert_array_equal(got, np.broadcast_to(given["u"][:, None], (3, 5)))
+    if target == "cpu":
+        path = tmp_path / "k.tile"
+        path.write_text(text)
+        assert main(["run", str(path), "--verify-each"]) == 0
+        assert "after lower" in capsys.readouterr().out

@@ -15,6 +15,7 @@ import pytest
 import tileloom as tl
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.codegen.wgmma import why_not
+from tileloom.compiler.options import Options
 from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import SM_80, SM_90A
@@ -445,6 +446,34 @@ def test_what_the_tier_does_not_take_is_said(text: str, reason: str) -> None:
 def test_a_fitting_program_has_no_reason() -> None:
     (program,) = parse_module(product()).programs
     assert why_not(program, SM_90A) is None
+
+
+WEIGHTS = """kernel weights(s: bf16[M, N], v: bf16[N, E]) -> (p: bf16[M, N], o: bf16[M, E]) {
+    p[m, n] = softmax[n | n <= m + N - M](s[m, n])
+    o[m, e] = sum[n](p[m, n] * v[n, e])
+}
+"""
+LENGTHS = """kernel lengths(u: bf16[M], v: bf16[N, E], len: i32[M]) -> o: bf16[M, E] {
+    s[m in M, n in N] = u[m]
+    p[m, n] = softmax[n | n < len[m]](s[m, n])
+    o[m, e] = sum[n](p[m, n] * v[n, e])
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [(WEIGHTS, {"M": 70, "N": 75, "E": 8}), (LENGTHS, {"M": 70, "N": 20, "E": 8})],
+    ids=["full tiles only add, partial ones are masked", "bounds of tiles that one role lacks"],
+)
+def test_products_that_stay_with_another_tier(text: str, sizes: dict[str, int]) -> None:
+    """Weights that are a result too, and a product of a matrix whose rows end somewhere."""
+    program = tl.parse(text)
+    (name,) = program.kernels
+    for fuse in ("auto", "none"):
+        found = EMULATED["settled"](program[name], sizes, {})
+        made = compile_kernel(program[name], SM_90A, sizes, dtypes=found.dtypes, options=Options(fuse=fuse))
+        assert all(x.ok for x in EMULATED["emulated"](found, made, []))
 
 
 # ---------------------------------------------------------------- machine code

@@ -236,6 +236,12 @@ class Loader(Role):
         ]  # fmt: skip
         return mine[-1] is s
 
+    def bounds(self, a: LoopAxis) -> tuple[str, str]:
+        stated = [x for e in (a.lo, a.hi) if e is not None for x in subexpressions(e)]
+        if any(isinstance(x, Name) and x.name not in self.values for x in stated):
+            raise Unfit(f"the bounds of `{a.name}` depend on tiles that the role which loads does not have")
+        return super().bounds(a)
+
     def loop(self, s: For) -> None:
         self.types.update({c.name: c.type for c in s.carries})
         steps = steps_of(s)

@@ -92,12 +92,13 @@ class Loops(Reads):
     def loop(self, s: For) -> None:
         if id(s) in self.done:
             return
+        loops = (s, *self.going_on.get(id(s), ()))
+        if len(loops) > 1 and any(map(self._only_sums, loops)):
+            raise Unfit(f"a loop over `{s.axis.name}` that does nothing but add products goes on in another")
+        self.start_carries(s)
         if self._only_sums(s):
-            self.start_carries(s)
             self.sums_loop(s)
         else:
-            loops = (s, *self.going_on.get(id(s), ()))
-            self.start_carries(s)
             with self.sums_in_parts(tuple(steps_of(x).loop for x in loops)):
                 self.cascade(loops)
 

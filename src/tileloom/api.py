@@ -167,7 +167,7 @@ class CompiledKernel:
 
     # ------------------------------------------------------------ calling
 
-    def __call__(self, *positional: Any, out: Any = None, **named: Any) -> Any:
+    def __call__(self, /, *positional: Any, out: Any = None, **named: Any) -> Any:
         """Run on arrays and numbers, by place or by name; outputs in their declared order, one alone as itself.
 
         Parameters declared `inout` are updated in place; `out=` takes the array, or tuple of arrays, to write instead.
@@ -197,6 +197,8 @@ class CompiledKernel:
         """A call for a CUDA target: on the device's own arrays in place, on others by way of copies."""
         values = (*positional, *named.values()) if named else positional
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
+        if out is not None and not outs and self.kernel.kernel.outputs:
+            raise ValueError(f"{self.name}: out holds no array; leave it out for new ones")
         known = self._recognised(positional, named, outs)
         if known is not None:
             ready = self._device_ready.get(known[0])
@@ -318,7 +320,7 @@ class CompiledKernel:
         extents = extents_of(graph, call.shapes, call.scalars)
         check_call(graph, extents, call.scalars)
         targets = _outputs(graph, extents, call, out)
-        results = run(call.tensors, call.scalars)
+        results = run(call.tensors, {**call.scalars, **extents})
         for name, tensor in graph.tensors.items():
             if tensor.inout:
                 np.copyto(call.tensors[name], results[name])

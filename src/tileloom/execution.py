@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import Array, Scalar
+from .compiler.calls import extents_of
 from .compiler.target import CudaTarget, Target
 from .compiler.tensor_ir import Graph
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Run = Callable[[Mapping[str, Array], Mapping[str, Scalar]], dict[str, Array]]
-"""Tensors and scalars by name to outputs and updated parameters by name; arguments are not changed."""
+"""Tensors, and scalars and extents, by name to outputs and updated parameters by name; arguments are not changed."""
 
 
 class CannotRun(ValueError):
@@ -97,8 +98,10 @@ def interpret(
 def interpret_tiles(
     compilation: Compilation, tensors: Mapping[str, Array], scalars: Mapping[str, Scalar]
 ) -> dict[str, Array]:
-    """The tile interpreter on the compiled tile program."""
-    return interpret_module(compilation.module, tensors, scalars)
+    """The tile interpreter on the compiled tile program, which need not have every parameter of the kernel; extents come
+    from all of them."""
+    extents = extents_of(compilation.written, {n: x.shape for n, x in tensors.items()}, scalars)
+    return interpret_module(compilation.module, tensors, {**scalars, **extents})
 
 
 def interpret_module(
