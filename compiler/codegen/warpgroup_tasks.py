@@ -19,7 +19,7 @@ from typing import cast
 
 from ...dsl.records import dataclass
 from ...dsl.types import DType
-from ..layouts import Tasks, find
+from ..layouts import Ranked, Tasks, find
 from ..schedule import TaskOrder
 from ..tile_ir import (
     Apply,
@@ -81,8 +81,11 @@ class TaskRounds(RowSoftcaps):
         if not bounds:
             return "turns"
         grid = next(s for s in self.program.body if isinstance(s, Grid))
-        known = not any(map(self._from_memory, bounds))
+        known = self._ranked() is not None or not any(map(self._from_memory, bounds))
         return "balanced" if known and _by_length(grid.axes) else "longest"
+
+    def _ranked(self) -> Ranked | None:
+        return find(self.program.attributes, Ranked)
 
     def _loops(self) -> list[LoopAxis]:
         return [s.axis for s in statements(self.program.body) if isinstance(s, For)]
@@ -226,15 +229,25 @@ class TaskRounds(RowSoftcaps):
         some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
         tile, rest = self._divided(inside, some, "tile", "rest")
         falling, rising = tile, f"{counts[-1]} - 1 - {tile}"
-        if not self._first_is_longest():
+        if not self._first_is_longest() and self._ranked() is None:
             falling, rising = rising, falling
         if found.groups:
             falling = f"{falling} if ({found.groups} - {group}) & 1 else {rising}"
-        self._index_is(axes[-1], falling)
         if len(axes) > 1:
             rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
             order = sorted(range(len(axes) - 1), key=lambda i: self._shares_reads(axes[i]))
             self._indices(tuple(axes[i] for i in order), [counts[i] for i in order], rest)
+        self._index_is(axes[-1], self._by_rank(falling))
+
+    def _by_rank(self, place: str) -> str:
+        """The tile with a place among all, if they do not come in their order."""
+        ranked = self._ranked()
+        if ranked is None:
+            return place
+        names = [self._index_name(a) for unit in ranked.units.split() for a in self.grid_axes if a.name == unit]
+        where = [*(self.next_indices.get(n, n) for n in names), f"({place})"]
+        strides = self.strides[ranked.tensor]
+        return f"i64({self.tensors[ranked.tensor]}[{' + '.join(f'{x} * {s}' for x, s in zip(where, strides, strict=True))}])"
 
     def _indices_of_product(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles."""
