@@ -233,21 +233,25 @@ class TaskRounds(RowSoftcaps):
             falling, rising = rising, falling
         if found.groups:
             falling = f"{falling} if ({found.groups} - {group}) & 1 else {rising}"
+        ranked = self._ranked()
+        if ranked is None:
+            self._index_is(axes[-1], falling)
         if len(axes) > 1:
             rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
             order = sorted(range(len(axes) - 1), key=lambda i: self._shares_reads(axes[i]))
             self._indices(tuple(axes[i] for i in order), [counts[i] for i in order], rest)
-        self._index_is(axes[-1], self._by_rank(falling))
+        if ranked is not None:
+            self._index_is(axes[-1], self._of_rank(ranked, falling))
 
-    def _by_rank(self, place: str) -> str:
-        """The tile with a place among all, if they do not come in their order."""
-        ranked = self._ranked()
-        if ranked is None:
-            return place
+    def _of_rank(self, ranked: Ranked, place: str) -> str:
+        """The tile with a place among all by their lengths; any where no task is left, of which nothing is read."""
         names = [self._index_name(a) for unit in ranked.units.split() for a in self.grid_axes if a.name == unit]
         where = [*(self.next_indices.get(n, n) for n in names), f"({place})"]
-        strides = self.strides[ranked.tensor]
-        return f"i64({self.tensors[ranked.tensor]}[{' + '.join(f'{x} * {s}' for x, s in zip(where, strides, strict=True))}])"
+        at = " + ".join(f"{x} * {s}" for x, s in zip(where, self.strides[ranked.tensor], strict=True))
+        found = self.assign("of_rank", Code("i32(0)", DType.I32))
+        self.text.line("if task < tasks:")
+        self.text.line(f"    {found} = {self.tensors[ranked.tensor]}[{at}]")
+        return f"i64({found})"
 
     def _indices_of_product(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles."""
