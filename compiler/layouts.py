@@ -370,6 +370,16 @@ class Tasks(Meaning):
 
 
 @dataclass(frozen=True)
+class Ranked(Meaning):
+    """A tensor has the tiles of the last grid axis with the longest loops first, for each index along the grid axes `units`."""
+
+    name = "ranked"
+    places = PROGRAM
+    tensor: str
+    units: str = ""
+
+
+@dataclass(frozen=True)
 class Primary(Meaning):
     """The launch lets the next one start as soon as all its own blocks have started."""
 

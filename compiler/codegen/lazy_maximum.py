@@ -34,6 +34,7 @@ from ..tile_ir import (
     TileProgram,
     TileType,
     expressions,
+    is_visit,
     operands,
     statements,
     subexpressions,
@@ -64,7 +65,12 @@ def _rewritten(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
             case For():
                 lets, loop = _lazy(s)
                 found[first:first] = lets
-                found.append(loop)
+                inner: list[Stmt] = []
+                for x in loop.body:  # steps that may be left out: what they need stands before the loop as well
+                    more, made = _lazy(x) if isinstance(x, For) else ([], x)
+                    found[first:first] = more
+                    inner.append(made)
+                found.append(replace(loop, body=tuple(inner)))
             case _:
                 found.append(s)
     return tuple(found)
@@ -129,7 +135,40 @@ class Degrees:
             case For():
                 return self.loop(s)
 
+    def visited(self, s: For) -> bool:
+        """A loop whose steps may be left out: its states are those of the loops inside, which each run once or never."""
+        visits = [x for x in s.body if isinstance(x, For)]
+        maxima = {m.state for m in running_maxima(visits[0])}
+        for c, inner in zip(s.carries, visits[0].carries, strict=True):
+            if inner.init != Name(c.name):
+                return False
+            if inner.name in maxima:
+                if self.state and c.init != Name(self.state):
+                    return False
+                self.state, self.degrees[c.name] = c.name, BAD
+            else:
+                self.degrees[c.name] = self.of(c.init)
+        if not all(map(self.is_zero, s.body)) or s.yields != tuple(Name(c.name) for c in visits[-1].carries):
+            return False
+        inside = [e for x in s.body for e in expressions(x)]
+        read = [x.name for e in (*inside, *s.yields) for x in subexpressions(e) if isinstance(x, Name)]
+        alone = all(read.count(c.name) == 1 for c in s.carries)
+        for c, inner in zip(s.carries, visits[-1].carries, strict=True):
+            if c.name == self.last_state(s, visits):
+                self.state = c.name
+            elif self.degrees[c.name] == ANY:
+                self.degrees[c.name] = self.degrees[inner.name]
+            elif not self.same(self.degrees[c.name], self.degrees[inner.name]):
+                return False
+        return alone and all(self.of(e) in (ANY, 0) for e in s.domain)
+
+    def last_state(self, s: For, visits: list[For]) -> str:
+        """The state of a loop that is the maximum of the last of the loops inside."""
+        return next((c.name for c, v in zip(s.carries, visits[-1].carries, strict=True) if v.name == self.state), "")
+
     def loop(self, s: For) -> bool:
+        if any(isinstance(x, For) and is_visit(x.axis) for x in s.body) and not running_maxima(s):
+            return self.visited(s)
         maxima = running_maxima(s)
         factors = {n for m in maxima for n in m.factors}
         states = {m.state for m in maxima}

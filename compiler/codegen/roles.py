@@ -6,7 +6,7 @@ indices are the same code in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...dsl.types import DType
@@ -151,20 +151,22 @@ class Role(TaskRounds):
             yield
             self.text.line(f"{name} = opaque(i32({name} + {a.tile}))")
 
-    @contextmanager
-    def taken(self, s: Steps) -> Iterator[None]:
+    def decided(self, s: Steps, compute: Callable[[For], None]) -> None:
         """What a step computes, under its condition."""
         if s.condition is None:
-            yield
+            compute(s.loop)
             return
         values, types = dict(self.values), dict(self.types)
         for x in s.before:
             self.let(x)
-        if any(isinstance(x, Name) and x.name not in self.values for x in subexpressions(s.condition)):
+        ways = ((s.condition, s.loop), *s.others)
+        if any(isinstance(x, Name) and x.name not in self.values for c, _ in ways for x in subexpressions(c)):
             raise Unfit("whether a step is taken depends on tiles that the role which loads does not have")
-        self.text.line(f"if {self.agreed(self.emit(s.condition, NOWHERE))} > 0:")
-        with self.text.indented():
-            yield
+        tests = [self.agreed(self.emit(c, NOWHERE)) for c, _ in ways]
+        for i, (test, (_, loop)) in enumerate(zip(tests, ways, strict=True)):
+            self.text.line(f"{'elif' if i else 'if'} {test} > 0:")
+            with self.text.indented():
+                compute(loop)
         self.values, self.types = values, types
 
     def agreed(self, condition: Code) -> str:
@@ -245,9 +247,11 @@ class Loader(Role):
     def loop(self, s: For) -> None:
         self.types.update({c.name: c.type for c in s.carries})
         steps = steps_of(s)
-        body = steps.loop.body
         loads = [
-            self.staging.names[x.name] for x in body if isinstance(x, Let) and x.name in self.staging.names
+            self.staging.names[x.name]
+            for way in steps.ways
+            for x in way.body
+            if isinstance(x, Let) and x.name in self.staging.names
         ]
         for x in dict.fromkeys(x for load in loads for x in load.subscripts):
             if (
@@ -259,8 +263,7 @@ class Loader(Role):
         start, stop = self.range_of(s.axis)
         with self.stepping(s.axis, start, stop):
             self.live[s.axis.name] = s.axis
-            with self.taken(steps):
-                self.block(body)
+            self.decided(steps, lambda way: self.block(way.body))
             del self.live[s.axis.name]
 
     def fill(self, r: Ring) -> None:

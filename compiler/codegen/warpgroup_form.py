@@ -191,29 +191,62 @@ def ends_tile(e: Expr, a: LoopAxis, values: Mapping[str, Expr]) -> bool:
 
 @dataclass(frozen=True)
 class Steps:
-    """A loop by what one step of it computes. Where `condition` is not above 0 a step is left out; `before` is computed to
-    know that."""
+    """A loop by what one step of it computes. Where `condition` is not above 0 a step is left out, or computed as the first
+    of `others` whose condition is, in which the loop has another body; `before` is computed to know that."""
 
     loop: For
     before: tuple[Let, ...] = ()
     condition: Expr | None = None
+    others: tuple[tuple[Expr, For], ...] = ()
+
+    @property
+    def ways(self) -> tuple[For, ...]:
+        """The loop with each of its bodies."""
+        return (self.loop, *(loop for _, loop in self.others))
 
 
 def steps_of(s: For) -> Steps:
-    """A loop whose body runs once or never (`lower.visited`) as one whose steps have a condition."""
-    *before, last = s.body or (None,)
-    if not isinstance(last, For) or not is_visit(last.axis) or last.axis.lo is not None:
+    """A loop whose body ends with loops that each run once or never, no two of them both (`lower.visited`, `sure_steps`), as
+    one whose steps have conditions."""
+    visits = [x for x in s.body if isinstance(x, For)]
+    before = tuple(x for x in s.body[: len(s.body) - len(visits)] if isinstance(x, Let) and not x.type.axes)
+    if not visits or len(before) + len(visits) < len(s.body):
         return Steps(s)
-    scalars = tuple(x for x in before if isinstance(x, Let) and not x.type.axes)
-    handed = tuple(Name(c.name) for c in last.carries)
-    starts = tuple(c.init for c in last.carries)
-    if len(scalars) < len(before) or handed != s.yields or starts != tuple(Name(c.name) for c in s.carries):
+    names: dict[str, Name] = {}
+    states = tuple(Name(c.name) for c in s.carries)
+    for v in visits:
+        starts = tuple(names.get(c.init.name, c.init) if isinstance(c.init, Name) else c.init for c in v.carries)
+        if not is_visit(v.axis) or v.axis.lo is not None or starts != states:
+            return Steps(s)
+        names |= {c.name: o for c, o in zip(v.carries, states, strict=True)}
+    if tuple(Name(c.name) for c in visits[-1].carries) != s.yields:
         return Steps(s)
-    names = {c.name: Name(o.name) for c, o in zip(last.carries, s.carries, strict=True)}
 
     def outer(e: Expr) -> Expr:
         return rewrite(e, lambda x: names.get(x.name, x) if isinstance(x, Name) else x)
 
-    body = tuple(replace(x, value=outer(x.value)) if isinstance(x, Let) else x for x in last.body)
-    loop = replace(s, body=body, yields=tuple(outer(y) for y in last.yields))
-    return Steps(loop, scalars, last.axis.hi)
+    def way(v: For) -> For:
+        body = tuple(replace(x, value=outer(x.value)) if isinstance(x, Let) else x for x in v.body)
+        return replace(s, body=body, yields=tuple(outer(y) for y in v.yields))
+
+    first, *others = ((v.axis.hi, way(v)) for v in visits if v.axis.hi is not None)
+    return Steps(first[1], before, first[0], tuple(others))
+
+
+def without_sure_steps(program: TileProgram) -> TileProgram:
+    """The program before `sure_steps` told tiles apart that need no mask."""
+    return replace(program, body=tuple(map(_masked_alone, program.body)))
+
+
+def _masked_alone(s: Stmt) -> Stmt:
+    match s:
+        case Grid():
+            return replace(s, body=tuple(map(_masked_alone, s.body)))
+        case For(body=(*before, For() as masked, For() as unmasked)) if is_visit(masked.axis) and is_visit(unmasked.axis):
+            match masked.axis.hi:
+                case Apply(op="min", args=(visits, Apply(op="sub", args=(_, sure)))) if sure == unmasked.axis.hi:
+                    axis = replace(masked.axis, hi=visits)
+                    yields = tuple(Name(c.name) for c in masked.carries)
+                    kept = tuple(x for x in before if not isinstance(x, Let) or Name(x.name) != sure)
+                    return replace(s, body=(*kept, replace(masked, axis=axis)), yields=yields)
+    return s

@@ -99,7 +99,7 @@ class Loops(Reads):
         if self._only_sums(s):
             self.sums_loop(s)
         else:
-            with self.sums_in_parts(tuple(steps_of(x).loop for x in loops)):
+            with self.sums_in_parts(tuple(way for x in loops for way in steps_of(x).ways)):
                 self.cascade(loops)
 
     def _only_sums(self, s: For) -> bool:
@@ -223,28 +223,28 @@ class Loops(Reads):
     def cascade(self, loops: tuple[For, ...]) -> None:
         """All steps of loops that go on from one to the next, and the last step's trails."""
         steps = [steps_of(s) for s in loops]
-        parts = [self.parts(s.loop) for s in steps]
-        if not parts[0].leads and any(s.condition is not None for s in steps):
+        parts = [tuple(map(self.parts, s.ways)) for s in steps]
+        if not parts[0][0].leads and any(s.condition is not None for s in steps):
             raise Unfit("a sum of products of which steps may be left out")
-        packed = [self._declared(t.dot) for t in parts[0].trails]
+        packed = [self._declared(t.dot) for t in parts[0][0].trails]
         self.before_loop(e for s in loops for x in statements((s,)) for e in expressions(x))
         started = self.names.fresh("started")
         if self.skewed:
             self.text.line(f"{started} = i32(0)")
-        for number, (s, cascade) in enumerate(zip(steps, parts, strict=True)):
+        for number, (s, cascades) in enumerate(zip(steps, parts, strict=True)):
             if number:
                 for c, before in zip(s.loop.carries, loops[number - 1].carries, strict=True):
                     self.bind(c.name, self.values[before.name])
             for axis, full in self.segments(s.loop):
-                self.segment(replace(s, loop=replace(s.loop, axis=axis)), full, cascade, packed, started)
+                self.segment(s, axis, full, cascades, packed, started)
         here = {id(s) for s in statements(loops)}
         for ring in [r for r in self.slots if not r.looped and self.last_readers[r] in here]:
             self.give_back(ring)
-        if parts[0].trails and self.skewed:
+        if parts[0][0].trails and self.skewed:
             follows = self.in_task() and not self.has_next
             self.text.line(f"if {started} != 0:")
             with self.text.indented():
-                self.start_trails(loops[-1], parts[-1], packed)
+                self.start_trails(loops[-1], parts[-1][0], packed)
                 if follows:
                     self.next_task()
                 self.finish()
@@ -277,33 +277,45 @@ class Loops(Reads):
             yield replace(a, lo=whole, hi=a.extent), False
 
     def segment(
-        self, steps: Steps, full: bool, cascade: Cascade, packed: list[tuple[str, int]], started: str
+        self,
+        steps: Steps,
+        axis: LoopAxis,
+        full: bool,
+        cascades: tuple[Cascade, ...],
+        packed: list[tuple[str, int]],
+        started: str,
     ) -> None:
         """Steps over one range of tiles; the first of all starts no trails."""
-        s = steps.loop
-        start, stop = self.range_of(s.axis)
-        axis, first = s.axis.name, self.axis_names[s.axis.name].first
-        self.live[axis] = s.axis
-        self.full |= {axis} if full else set()
+        start, stop = self.range_of(axis)
+        first = self.axis_names[axis.name].first
+        own = {id(way): cascade for way, cascade in zip(steps.ways, cascades, strict=True)}
+        self.live[axis.name] = axis
+        self.full |= {axis.name} if full else set()
+
+        def begin(way: For) -> None:
+            self.step(replace(way, axis=axis), own[id(way)], packed, starts_trails=False)
+            self.text.line(f"{started} = i32(1)")
+
+        def go_on(way: For) -> None:
+            s, cascade = replace(way, axis=axis), own[id(way)]
+            self.step(s, cascade, packed, starts_trails=self.skewed)
+            if not self.skewed:
+                self.start_trails(s, cascade, packed)
+                self.finish()
+
         self.text.line(f"{first} = i32({start})")
         if self.skewed:
             until = "if" if steps.condition is None else "while"
             self.text.line(f"{until} {started} == 0 and {first} < {stop}:")
             with self.text.indented():
-                with self.taken(steps):
-                    self.step(s, cascade, packed, starts_trails=False)
-                    self.text.line(f"{started} = i32(1)")
-                self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
+                self.decided(steps, begin)
+                self.text.line(f"{first} = opaque(i32({first} + {axis.tile}))")
         self.text.line(f"while {first} < {stop}:")
         with self.text.indented():
-            with self.taken(steps):
-                self.step(s, cascade, packed, starts_trails=self.skewed)
-                if not self.skewed:
-                    self.start_trails(s, cascade, packed)
-                    self.finish()
-            self.text.line(f"{first} = opaque(i32({first} + {s.axis.tile}))")
-        self.full -= {axis} if full else set()
-        del self.live[axis]
+            self.decided(steps, go_on)
+            self.text.line(f"{first} = opaque(i32({first} + {axis.tile}))")
+        self.full -= {axis.name} if full else set()
+        del self.live[axis.name]
 
     def agreed(self, condition: Code) -> str:
         return f"uniform(i32({condition.operand}))"

@@ -12,23 +12,38 @@ multiprocessor that is free (`longest`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
 
 from ...dsl.records import dataclass
 from ...dsl.types import DType
-from ..layouts import Tasks, find
+from ..layouts import Ranked, Tasks, find
 from ..schedule import TaskOrder
-from ..tile_ir import AxisIndex, Expr, For, Grid, Load, LoopAxis, Name, statements, subexpressions
+from ..tile_ir import (
+    Apply,
+    AxisIndex,
+    Const,
+    Expr,
+    For,
+    Grid,
+    Load,
+    LoopAxis,
+    Name,
+    statements,
+    subexpressions,
+)
 from .scalar_cuda import Code
 from .simt_source import NOWHERE, grouped
 from .staging import Staging
 from .streams import GROUP
+from .warpgroup_affine import linear
 from .warpgroup_form import scalar_values
 from .warpgroup_softcaps import RowSoftcaps
 
 STEP = "task += i64(cuda.gridDim.x)"
+ONE = Const(1, DType.I64)
 CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
 
 
@@ -66,8 +81,11 @@ class TaskRounds(RowSoftcaps):
         if not bounds:
             return "turns"
         grid = next(s for s in self.program.body if isinstance(s, Grid))
-        known = not any(map(self._from_memory, bounds))
+        known = self._ranked() is not None or not any(map(self._from_memory, bounds))
         return "balanced" if known and _by_length(grid.axes) else "longest"
+
+    def _ranked(self) -> Ranked | None:
+        return find(self.program.attributes, Ranked)
 
     def _loops(self) -> list[LoopAxis]:
         return [s.axis for s in statements(self.program.body) if isinstance(s, For)]
@@ -154,11 +172,13 @@ class TaskRounds(RowSoftcaps):
         others = self.assign("others", Code(" * ".join(counts[:-1]) or "1", DType.I64))
         fit = f"{CACHED_BYTES} // max({self._looped_bytes()}, 1)"
         together = self.assign("together", Code(f"max(min({fit}, {others}), 1)", DType.I64))
-        tasks = self.assign("tasks_together", Code(f"{together} * {counts[-1]}", DType.I64))
         groups = ""
         if self.order() == "balanced":
-            text = f"quotient({others} + {together} - 1, {together})"
-            groups = self.assign("all_groups", Code(text, DType.I32))
+            text = "quotient({0} + {1} - 1, {1})"
+            groups = self.assign("all_groups", Code(text.format(others, together), DType.I32))
+            even = text.format(others, f"max({groups}, 1)")  # groups of like size
+            together = self.assign("together", Code(f"max({even}, 1)", DType.I64))
+        tasks = self.assign("tasks_together", Code(f"{together} * {counts[-1]}", DType.I64))
         self.sorted = Sorted(others, together, tasks, groups)
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
@@ -209,15 +229,29 @@ class TaskRounds(RowSoftcaps):
         some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
         tile, rest = self._divided(inside, some, "tile", "rest")
         falling, rising = tile, f"{counts[-1]} - 1 - {tile}"
-        if not self._first_is_longest():
+        if not self._first_is_longest() and self._ranked() is None:
             falling, rising = rising, falling
         if found.groups:
             falling = f"{falling} if ({found.groups} - {group}) & 1 else {rising}"
-        self._index_is(axes[-1], falling)
+        ranked = self._ranked()
+        if ranked is None:
+            self._index_is(axes[-1], falling)
         if len(axes) > 1:
             rest = self.assign("rest", Code(f"{start} + {rest}", DType.I64))
             order = sorted(range(len(axes) - 1), key=lambda i: self._shares_reads(axes[i]))
             self._indices(tuple(axes[i] for i in order), [counts[i] for i in order], rest)
+        if ranked is not None:
+            self._index_is(axes[-1], self._of_rank(ranked, falling))
+
+    def _of_rank(self, ranked: Ranked, place: str) -> str:
+        """The tile with a place among all by their lengths; any where no task is left, of which nothing is read."""
+        names = [self._index_name(a) for unit in ranked.units.split() for a in self.grid_axes if a.name == unit]
+        where = [*(self.next_indices.get(n, n) for n in names), f"({place})"]
+        at = " + ".join(f"{x} * {s}" for x, s in zip(where, self.strides[ranked.tensor], strict=True))
+        found = self.assign("of_rank", Code("i32(0)", DType.I32))
+        self.text.line("if task < tasks:")
+        self.text.line(f"    {found} = {self.tensors[ranked.tensor]}[{at}]")
+        return f"i64({found})"
 
     def _indices_of_product(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
         """Tiles in groups of `GROUP` rows, rows fastest: blocks that run together read the same tiles. The first group, and
@@ -269,8 +303,47 @@ class TaskRounds(RowSoftcaps):
         rows: dict[str, int] = {}
         for b in (b for r in self.staging.rings if r.looped and not r.parts for b in r.boxes):
             rows[b.row] = rows.get(b.row, 0) + 2 * b.columns
-        found = [f"{self.emit(self.axes[a].extent, NOWHERE).operand} * {n}" for a, n in rows.items()]
-        return " + ".join(found) or "1"
+        return " + ".join(f"{self._most_visited(a)} * {n}" for a, n in rows.items()) or "1"
+
+    def _most_visited(self, axis: str) -> str:
+        """How many indices of an axis one task visits, at most: all, or those of a window that moves with its tile."""
+        extent = self.emit(self.axes[axis].extent, NOWHERE).operand
+        loops, values = [a for a in self._loops() if a.name == axis], scalar_values(self.program.body)
+        if not loops or loops[0].lo is None or loops[-1].hi is None:
+            return extent
+        lows, highs = (linear_ends(e, values, most) for e, most in ((loops[0].lo, False), (loops[-1].hi, True)))
+        widths = [_constant(high, low) for high in highs for low in lows]
+        known = [w for w in widths if w is not None]
+        return f"min({extent}, {min(known) + (loops[0].tile or 1) - 1})" if known else extent
+
+
+def linear_ends(e: Expr, values: Mapping[str, Expr], most: bool) -> list[Counter[Expr]]:
+    """Sums of indices and extents that an integer expression does not exceed (`most`) or fall below, as far as they are
+    told by its form. `values`: those of scalar names."""
+    match e:
+        case Name(name=n) if n in values:
+            return linear_ends(values[n], values, most)
+        case Apply(op="min" | "max" as op, args=args) if most == (op == "min"):
+            return [x for a in args for x in linear_ends(a, values, most)]
+        case Apply(op="add" | "sub" as op, args=(a, b)):
+            left, right = linear_ends(a, values, most), linear_ends(b, values, most == (op == "add"))
+            return [_plus(x, y, 1 if op == "add" else -1) for x in left for y in right]
+        case Apply(op="mul", args=(Apply(op="floordiv", args=(x, Const(value=n))), Const(value=by))) if n == by:
+            less = Counter({ONE: 0 if most else 1 - int(n)})
+            return [_plus(found, less, 1) for found in linear_ends(x, values, most)]
+    terms = linear(e)
+    return [] if terms is None else [terms]
+
+
+def _plus(a: Counter[Expr], b: Counter[Expr], times: int) -> Counter[Expr]:
+    return Counter({x: a[x] + times * b[x] for x in {**a, **b}})
+
+
+def _constant(high: Counter[Expr], low: Counter[Expr]) -> int | None:
+    """How far apart two sums are, where that is a number."""
+    apart = _plus(high, low, -1)
+    constant = apart.pop(ONE, 0)
+    return None if any(apart.values()) else max(constant, 0)
 
 
 def _by_length(axes: tuple[LoopAxis, ...]) -> bool:

@@ -51,7 +51,7 @@ from .staging import BARRIER_BYTES, OUTPUT_BYTES, ROW_BYTES
 from .streams import facts_of, only_adds_products, tile_multiples
 from .tile_types import contexts, is_product, tile_axes
 from .warpgroup_affine import exact_extents
-from .warpgroup_form import prepared
+from .warpgroup_form import prepared, without_sure_steps
 from .warpgroup_loops import TURNS
 from .warpgroup_reads import read_tensors, with_named_reads
 from .warpgroup_results import WARPS, Results
@@ -79,9 +79,10 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)
     ragged, even = Wide(exact=exact), Wide(COLUMNS, whole, exact=exact)
     boxed, _ = with_reads(ready, target)
-    ways = [(ready, ragged, ""), (ready, even, "whole")]
+    plain = without_sure_steps(ready)  # threads that look at each index by itself have no registers for two kinds of steps
+    ways = [(plain, ragged, ""), (ready, even, "whole")]
     if boxed is not ready:
-        ways = [(ready, ragged, "apart"), (boxed, ragged, ""), (boxed, even, "whole")]
+        ways = [(plain, ragged, "apart"), (without_sure_steps(boxed), ragged, ""), (boxed, even, "whole")]
     for own, wide, suffix in ways:
         found = WarpgroupKernel(own, target, wide, suffix, warpgroups)
         if not made or found.unnamed() != made[0].unnamed():
@@ -91,7 +92,7 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
         for extent in _rows_that_may_lack(ready, warpgroups)
         for n in FEW_ROWS
     ]
-    return [*few, *made, *_fallback(program, target)]
+    return [*few, *made, *_fallback(without_sure_steps(program), target)]
 
 
 FEW_ROWS = (8, 16, 32)

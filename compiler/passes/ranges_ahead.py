@@ -26,6 +26,7 @@ from ..cascade import IDENTITY, typed
 from ..remarks import Remarks
 from ..tile_ir import (
     Apply,
+    Attribute,
     AxisIndex,
     Carry,
     Cast,
@@ -55,7 +56,11 @@ from ..tile_ir import (
     subexpressions,
 )
 from .pruned import pruned
+from .steps_ahead import steps_ahead
+from .sure_steps import with_sure_steps
 
+OVERLAPPED = (Attribute("primary"), Attribute("secondary"))
+"""Of launches in a row that each start while the one before ends."""
 I64 = TileType(DType.I64)
 
 
@@ -90,13 +95,20 @@ def ranges_ahead(program: TileProgram, remarks: Remarks) -> Ahead:
     if not found:
         return Ahead(program)
     tensors = _tensors(program, found)
-    launches = tuple(
-        _launch(program, number, group, tensors) for number, group in enumerate(_together(found.values()))
-    )
     between = tuple(tensors.values())
     reads = {name: _read(r, tensors[r].name) for name, r in found.items()}
     body = tuple(_reading(s, reads) for s in program.body)
     readers = tuple(replace(p, mode="in") for p in between)
+    made = pruned(program, body, program.name, readers)
+    own = {name: Reduce(r.fn, (r.axis.name,), r.value) for name, r in found.items()}
+    steps = steps_ahead(made, own, between)
+    groups = [g for g in _together(found.values()) if steps is None or not {tensors[r].name for r in g} <= steps.found]
+    launches = tuple(_launch(program, number, group, tensors) for number, group in enumerate(groups))
+    made = with_sure_steps(made, {n: (r.fn, r.value) for n, r in found.items()}) if steps is None else made
+    if steps is not None:
+        steps = replace(steps, program=with_sure_steps(steps.program, {n: (r.fn, r.value) for n, r in found.items()}))
+        made, launches, between = steps.program, (*launches, *steps.launches), (*between, *steps.between)
+    launches = tuple(replace(p, attributes=(*p.attributes, *OVERLAPPED)) for p in launches)
     names = dict.fromkeys(
         x.tensor for r in found.values() for x in subexpressions(r.value) if isinstance(x, Load)
     )
@@ -105,7 +117,9 @@ def ranges_ahead(program: TileProgram, remarks: Remarks) -> Ahead:
         f"{program.name}: the ranges of {', '.join(names)} over tiles, by which tiles are skipped, are found by "
         f"{len(launches)} small {'launch' if len(launches) == 1 else 'launches'} before",
     )  # fmt: skip
-    return Ahead(pruned(program, body, program.name, readers), launches, between)
+    if steps is not None:
+        remarks.add("applied", "ranges-ahead", "steps-ahead", f"{program.name}: {steps.told()}")
+    return Ahead(made, launches, between)
 
 
 # ---------------------------------------------------------------- what can be found before

@@ -22,6 +22,7 @@ from .. import tile_ir as tile
 from ..cascade import COMBINE, Cascade, identity
 from ..codegen.tile_types import static_value
 from ..cost import estimate, predict, rates
+from ..layouts import Ranked, find_all
 from ..product_tiles import LEAST_PRODUCT_TILES, MOST_PARTS
 from ..product_time import Product, parts_of
 from ..remarks import Remarks
@@ -319,7 +320,9 @@ class _Splitting:
         body = (*chain.before, *self.limits(), *(self.limited(s) for s in chain.loops), *stores)
         part = LoopAxis(self.part, i64(self.parts))
         whole = (*chain.outside, Grid((part, *chain.grid), body))
-        return pruned(self.program, whole, f"{self.program.name}_parts", self.scratch)
+        ranks = {r.tensor for r in find_all(self.program.attributes, Ranked)}
+        order = tuple(p for p in self.program.params if p.name in ranks)
+        return pruned(self.program, whole, f"{self.program.name}_parts", (*self.scratch, *order))
 
     def limits(self) -> tuple[Let, Let]:
         """The indices of a part: whole tiles, as many for each as make them all."""
