@@ -22,6 +22,7 @@ import numpy as np
 
 from ..compiler.target import CudaTarget
 from .collecting import collecting_paused
+from .cuda_lowering import Lowering
 from .generated import types_asked_once
 from .machine_code import NOT_INSTALLED, Assembled, toolkit_installed
 
@@ -171,9 +172,17 @@ class _PlainBlocks(FunctionPass):  # type: ignore[misc]
         return True
 
 
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(numba_compiler.CUDANativeLowering):  # type: ignore[misc]
+    """LLVM's form, as `Lowering` makes it."""
+
+    _name = "tileloom_lowering"
+    lowering_class = Lowering
+
+
 NEEDED_PASSES = frozenset(
     {
-        "CUDATranslateBytecode", "FixupArgs", "IRProcessing", "NopythonTypeInference", "IRLegalization", "AnnotateTypes",
+        "CUDATranslateBytecode", "FixupArgs", "IRProcessing", "NopythonTypeInference", "AnnotateTypes",
         "CreateLibrary", "CUDANativeLowering", "CUDABackend",
     }
 )  # fmt: skip
@@ -181,6 +190,9 @@ NEEDED_PASSES = frozenset(
 overloads to inline, branches on literals and array expressions, of which it has none, and each goes through all of a kernel
 several times; one gives each assignment of a name a name of its own, which LLVM does again, and takes time by names
 times blocks."""
+
+
+OWN_PASSES = {"IRProcessing": _PlainBlocks, "CUDANativeLowering": _Lowering}
 
 
 class _Pipeline(numba_compiler.CUDACompiler):  # type: ignore[misc]
@@ -191,9 +203,7 @@ class _Pipeline(numba_compiler.CUDACompiler):  # type: ignore[misc]
         needed: Any = PassManager("tileloom")
         named = [(getattr(p[0], "__name__", ""), p) for p in every.passes]
         needed.passes = [
-            (_PlainBlocks, p[1]) if name == "IRProcessing" else p
-            for name, p in named
-            if name in NEEDED_PASSES
+            (OWN_PASSES.get(name, p[0]), p[1]) for name, p in named if name in NEEDED_PASSES
         ]
         needed.finalize()
         return [needed]
