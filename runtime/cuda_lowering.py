@@ -8,6 +8,8 @@ machine code is the same.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,18 +54,41 @@ class Next:
     found: Any
 
 
+def used(statement: Any) -> Sequence[Any]:
+    """The variables that a statement uses."""
+    if not isinstance(statement, ir.assign_types):
+        return statement.list_vars()  # type: ignore[no-any-return]
+    value = statement.value
+    if isinstance(value, ir.var_types):
+        return [value]
+    return value.list_vars() if isinstance(value, ir.expr_types) else ()
+
+
 class Lowering(_Lower):  # type: ignore[misc]
     """numba-cuda's lowering of a function whose values have no counts of references."""
 
     def init(self) -> None:
         super().init()
         self.places: dict[str, Place] = {}
-        self.looped_over = {
-            s.value.value.name
-            for block in self.blocks.values()
-            for s in block.body
-            if isinstance(s, ir.assign_types) and isinstance(s.value, ir.expr_types) and s.value.op == "getiter"
-        }
+        self.implementations: dict[tuple[Any, ...], Any] = {}
+
+    def _find_singly_assigned_variable(self) -> None:
+        """Names of one assignment that are used in its block only, behind it: they need no room."""
+        assigned: dict[str, int] = {}
+        self.looped_over: set[str] = set()
+        elsewhere: set[str] = set()
+        for block in self.blocks.values():
+            here: set[str] = set()
+            for statement in block.body:
+                elsewhere.update(v.name for v in used(statement) if v.name not in here)
+                if isinstance(statement, ir.assign_types):
+                    name, value = statement.target.name, statement.value
+                    assigned[name] = assigned.get(name, 0) + 1
+                    here.add(name)
+                    if isinstance(value, ir.expr_types) and value.op == "getiter":
+                        self.looped_over.add(value.value.name)
+        self._singly_assigned_vars = {n for n, times in assigned.items() if times == 1} - elsewhere
+        self._blk_local_varmap: dict[str, Any] = {}
 
     def lower_block(self, block: Any) -> None:
         self.pre_block(block)
@@ -83,6 +108,11 @@ class Lowering(_Lower):  # type: ignore[misc]
         if isinstance(statement, ir.assign_types) and not isinstance(statement.value, ir.arg_types):
             kind = self.typeof(statement.target.name)
             self.storevar(self.lower_assign(kind, statement), statement.target.name)
+        elif isinstance(statement, ir.staticsetitem_types) and isinstance(
+            self.typeof(statement.target.name), types.CPointer
+        ):
+            signature = self.fndesc.calltypes[statement]
+            self.lower_setitem(statement.target, statement.index_var, statement.value, signature)
         elif not isinstance(statement, ir.del_types):
             super().lower_inst(statement)
 
@@ -109,6 +139,52 @@ class Lowering(_Lower):  # type: ignore[misc]
             return self._blk_local_varmap[name]
         return self.builder.load(self.getvar(name))
 
+    # ---------------------------------------------------------------- calls
+
+    def implementation(self, function: Any, types_given: tuple[Any, ...]) -> Any:
+        """What makes the code of an operator for operands of these types: a text has thousands of them, but few kinds."""
+        key = function, types_given
+        found = self.implementations.get(key)
+        if found is None:
+            kind = self.context.typing_context.resolve_value_type(function)
+            found = self.context.get_function(
+                kind, kind.get_call_type(self.context.typing_context, types_given, {})
+            )
+            self.implementations[key] = found
+        return found
+
+    def converted(self, name: str, kind: Any) -> Any:
+        """A variable's value as one of this type."""
+        value, own = self.loadvar(name), self.typeof(name)
+        return value if own is kind else self.context.cast(self.builder, value, own, kind)
+
+    def lower_binop(self, kind: Any, expr: Any, function: Any) -> Any:
+        if not (expr.static_lhs is ir.UNDEFINED and expr.static_rhs is ir.UNDEFINED):
+            return super().lower_binop(kind, expr, function)
+        signature = self.fndesc.calltypes[expr]
+        left, right = (self.converted(*x) for x in zip((expr.lhs.name, expr.rhs.name), signature.args, strict=True))
+        result = self.implementation(function, signature.args)(self.builder, (left, right))
+        return self.context.cast(self.builder, result, signature.return_type, kind)
+
+    def lower_getitem(self, kind: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
+        given = [self.converted(*x) for x in zip((value.name, index.name), signature.args, strict=True)]
+        result = self.implementation(operator.getitem, signature.args)(self.builder, given)
+        return self.context.cast(self.builder, result, signature.return_type, kind)
+
+    def lower_setitem(self, target: Any, index: Any, value: Any, signature: Any) -> Any:
+        names = target.name, index.name, value.name
+        given = [self.converted(*x) for x in zip(names, signature.args, strict=True)]
+        return self.implementation(operator.setitem, signature.args)(self.builder, given)
+
+    def _lower_call_normal(self, function: Any, expr: Any, signature: Any) -> Any:
+        if expr.target is not None or signature.recvr:
+            return super()._lower_call_normal(function, expr, signature)
+        given = self.fold_call_args(function, signature, expr.args, expr.vararg, expr.kws)
+        key = function, signature.args, signature.return_type
+        if key not in self.implementations:
+            self.implementations[key] = self.context.get_function(function, signature)
+        return self.implementations[key](self.builder, given, self.loc)
+
     # ---------------------------------------------------------------- loops
 
     def lower_expr(self, kind: Any, expr: Any) -> Any:
@@ -119,6 +195,8 @@ class Lowering(_Lower):  # type: ignore[misc]
                 return self.gone_on(self.places[expr.value.name])
             case "pair_first" if isinstance(pair := self._blk_local_varmap.get(expr.value.name), Next):
                 return pair.value
+            case "static_getitem" if isinstance(self.typeof(expr.value.name), types.CPointer) and expr.index_var:
+                return self.lower_getitem(kind, expr, expr.value, expr.index_var, self.fndesc.calltypes[expr])
             case "pair_second" if isinstance(pair := self._blk_local_varmap.get(expr.value.name), Next):
                 return pair.found
         return super().lower_expr(kind, expr)
@@ -158,16 +236,23 @@ class Lowering(_Lower):  # type: ignore[misc]
         return place
 
     def gone_on(self, place: Place) -> Next:
-        """The next value, behind which the loop is put."""
+        """The next value, behind which the loop is put; zero where there is none, as numba-cuda has it."""
         builder, steps = self.builder, place.steps
-        value = builder.load(place.value)
-        flags = ["nsw"] if place.left is None else []
-        builder.store(builder.add(value, value.type(steps.step), flags=flags), place.value)
+        given = self.slot(steps.start.type)
+        builder.store(steps.start.type(0), given)
         if place.left is None:
-            return Next(value, builder.icmp_signed("<", value, steps.stop))
-        left = builder.load(place.left)
-        builder.store(builder.sub(left, left.type(1), flags=["nsw"]), place.left)
-        return Next(value, builder.icmp_signed(">", left, left.type(0)))
+            value = builder.load(place.value)
+            found = builder.icmp_signed("<", value, steps.stop)
+        else:
+            left = builder.load(place.left)
+            found = builder.icmp_signed(">", left, left.type(0))
+        with builder.if_then(found):
+            if place.left is not None:
+                value = builder.load(place.value)
+                builder.store(builder.sub(left, left.type(1), flags=["nsw"]), place.left)
+            builder.store(value, given)
+            builder.store(builder.add(value, value.type(steps.step)), place.value)
+        return Next(builder.load(given), found)
 
     def slot(self, kind: Any) -> Any:
         """Room for one value, in the entry block."""
