@@ -12,17 +12,13 @@ from __future__ import annotations
 import linecache
 import math
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..compiler.target import CudaTarget
-from .collecting import collecting_paused
-from .generated import types_asked_once
 from .machine_code import NOT_INSTALLED, Assembled, toolkit_installed
 
 if not toolkit_installed():
@@ -32,15 +28,12 @@ if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses the name that NumPy 2.5
 
 from llvmlite import ir
 from numba import cuda, types
-from numba.core.errors import TypingError
-from numba.core.types import functions
 from numba.cuda import compiler, cuda_paths, extending
-from numba.cuda.core import analysis
-from numba.cuda.core.compiler_machinery import FunctionPass, PassManager, register_pass
-from numba.cuda.core.transforms import canonicalize_cfg
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target as numba_cuda_target
 from numba.cuda.extending import intrinsic
+
+from .cuda_passes import Flags, Pipeline, asked_once
 
 numba_compiler: Any = compiler  # not in their stubs: kernel_fixup, set_launch_bounds
 numba_paths: Any = cuda_paths
@@ -48,7 +41,6 @@ numba_nvvm: Any = nvvm
 numba_extending: Any = extending
 numba_target: Any = numba_cuda_target
 pointer_to: Any = types.CPointer
-BaseFunction: Any = functions.BaseFunction
 
 # What generated source imports.
 f64, f32 = types.float64, types.float32
@@ -156,164 +148,19 @@ def _cc(target: CudaTarget) -> tuple[Any, ...]:
     return (*target.capability, "a") if target.architecture_specific else target.capability
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
-class _PlainBlocks(FunctionPass):  # type: ignore[misc]
-    """Blocks that code is made of. numba-cuda's own pass for that also looks for the last use of each name, which is looked
-    for anew before it is needed."""
-
-    _name = "tileloom_plain_blocks"
-
-    def __init__(self) -> None:
-        FunctionPass.__init__(self)
-
-    def run_pass(self, state: Any) -> bool:
-        state.func_ir.blocks = canonicalize_cfg(state.func_ir.blocks)
-        return True
-
-
-NEEDED_PASSES = frozenset(
-    {
-        "CUDATranslateBytecode", "FixupArgs", "IRProcessing", "NopythonTypeInference", "IRLegalization", "AnnotateTypes",
-        "CreateLibrary", "CUDANativeLowering", "CUDABackend",
-    }
-)  # fmt: skip
-"""Passes of numba-cuda that generated text has a use for, the third in short. The others look for closures, `with`, `raise`,
-overloads to inline, branches on literals and array expressions, of which it has none, and each goes through all of a kernel
-several times; one gives each assignment of a name a name of its own, which LLVM does again, and takes time by names
-times blocks."""
-
-
-class _Pipeline(numba_compiler.CUDACompiler):  # type: ignore[misc]
-    """numba-cuda's passes without those that find nothing to do: the same machine code in half the time."""
-
-    def define_pipelines(self) -> list[Any]:
-        (every,) = super().define_pipelines()
-        needed: Any = PassManager("tileloom")
-        named = [(getattr(p[0], "__name__", ""), p) for p in every.passes]
-        needed.passes = [
-            (_PlainBlocks, p[1]) if name == "IRProcessing" else p
-            for name, p in named
-            if name in NEEDED_PASSES
-        ]
-        needed.finalize()
-        return [needed]
-
-
-class _Flags(numba_compiler.CUDAFlags):  # type: ignore[misc]
-    """Flags that stay as they are once they were asked for their hash, which is done for each call in a text."""
-
-    __slots__ = ("_hash",)
-
-    def __hash__(self) -> int:
-        if not hasattr(self, "_hash"):
-            self._hash: int = super().__hash__()
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or bool(super().__eq__(other))
-
-
-def _live_map(
-    cfg: Any, blocks: Mapping[int, Any], uses: Mapping[int, set[str]], definitions: Mapping[int, set[str]]
-) -> dict[int, set[str]]:
-    """Names whose values are needed at the entry of each block, as numba-cuda's `compute_live_map` finds them: those that
-    the block uses before it defines them, and those that a later block needs, where a definition may reach it. A kernel has
-    thousands of names in hundreds of blocks, so sets of them are bits of integers here."""
-    names = sorted(set().union(*uses.values(), *definitions.values()))
-    bit = {name: 1 << i for i, name in enumerate(names)}
-    used, defined = ({b: sum(bit[n] for n in found[b]) for b in blocks} for found in (uses, definitions))
-    after = {b: [s for s, _ in cfg.successors(b)] for b in blocks}
-    reaching = {b: used[b] | defined[b] for b in blocks}
-    changed = True
-    while changed:
-        changed = False
-        for b in blocks:
-            for s in after[b]:
-                changed |= bool(reaching[b] & ~reaching[s])
-                reaching[s] |= reaching[b]
-    live = dict(used)
-    changed = True
-    while changed:
-        changed = False
-        for b in reversed(blocks):
-            needed = 0
-            for s in after[b]:
-                needed |= live[s]
-            needed &= reaching[b] & ~defined[b]
-            changed |= bool(needed & ~live[b])
-            live[b] |= needed
-    return {b: set(_named(names, live[b])) for b in blocks}
-
-
-def _named(names: Sequence[str], bits: int) -> Iterator[str]:
-    """The names whose bits are set."""
-    while bits:
-        lowest = bits & -bits
-        yield names[lowest.bit_length() - 1]
-        bits ^= lowest
-
-
-_lowering = threading.RLock()
-"""Held while numba-cuda is changed for the time that it lowers a kernel."""
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute as it is meanwhile."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _call_types_asked_once(context: Any) -> Iterator[None]:
-    """As `types_asked_once`, for operators: numba-cuda tries the types of literals first when it lowers one, mostly in vain.
-    One thread at a time."""
-    known: dict[tuple[Any, ...], Any] = {}
-    call_type = BaseFunction.get_call_type
-
-    def called(function: Any, asking: Any, args: Any, kws: Any) -> Any:
-        if asking is not context:
-            return call_type(function, asking, args, kws)
-        key = function, tuple(args), tuple(sorted(kws.items()))
-        found = known.get(key)
-        if found is None:
-            try:
-                found = call_type(function, asking, args, kws)
-            except TypingError as refused:
-                found = refused
-            known[key] = found
-        if isinstance(found, TypingError):
-            raise found.with_traceback(None)
-        return found
-
-    with _replaced(BaseFunction, "get_call_type", called):
-        yield
-
-
 def _lowered(namespace: Mapping[str, Any], name: str, target: CudaTarget) -> tuple[Any, str]:
     """A kernel in LLVM's form, and its name there; `LAUNCHES` has the threads of a block and how many blocks must fit. As
     numba-cuda's `cuda.compile(device=False)`, which has no way to turn contraction off or to leave passes out."""
     launch, function = namespace["LAUNCHES"][name], namespace[name].py_func
     signature = tuple(_type(p) for p in function.__annotations__.values())
-    flags = _Flags()
+    flags = Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model, flags.inline = "numpy", "never"
     flags.nvvm_options, flags.compute_capability = {"opt": 3, "fma": False}, _cc(target)
     contexts = numba_target.typing_context, numba_target.target_context
-    with (
-        _lowering,
-        numba_compiler.utils.numba_target_override(),
-        _replaced(analysis, "compute_live_map", _live_map),
-        types_asked_once(contexts[0]),
-        _call_types_asked_once(contexts[0]),
-        collecting_paused(),
-    ):
+    with numba_compiler.utils.numba_target_override(), asked_once(contexts[0]):
         compiled = numba_compiler.compile_extra(
-            *contexts, function, signature, types.void, flags, {}, pipeline_class=_Pipeline,
+            *contexts, function, signature, types.void, flags, {}, pipeline_class=Pipeline,
             call_conv=numba_compiler.CUDACallConv(contexts[1]), abi_info={},
         )  # fmt: skip
     compiled.library.finalize()

@@ -440,15 +440,30 @@ def mod_f64(a: Any, b: Any) -> Any:
 # ---------------------------------------------------------------- integer arithmetic
 
 
-@_function(i64(i64, i64))
-def floordiv_i64(a: Any, b: Any) -> Any:
-    return i64(0) if b == 0 else i64(a // b)
+def _division(remainder: bool) -> Any:
+    """Python's `a // b` and `a % b`, 0 for b = 0. Numba's own has branches; without them NVVM takes equal divisions for one,
+    and a division of 64 bits, which has no instruction, is a hundred."""
+
+    def implement(*_: Any) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, values: list[Any]) -> Any:
+            a, b = values
+            zero = a.type(0)
+            by = builder.select(builder.icmp_signed("==", b, zero), a.type(1), b)
+            quotient = builder.sdiv(a, by)
+            rest = builder.sub(a, builder.mul(quotient, by))
+            signs_differ = builder.icmp_signed("<", builder.xor(rest, by), zero)
+            above = builder.and_(builder.icmp_signed("!=", rest, zero), signs_differ)
+            if remainder:  # of 1 it is 0
+                return builder.add(rest, builder.select(above, by, zero))
+            quotient = builder.sub(quotient, builder.zext(above, a.type))
+            return builder.select(builder.icmp_signed("==", b, zero), zero, quotient)
+
+        return i64(i64, i64), generate
+
+    return intrinsic(_with_arguments("a, b", implement))
 
 
-@_function(i64(i64, i64))
-def mod_i64(a: Any, b: Any) -> Any:
-    return i64(0) if b == 0 else i64(a % b)
-
+floordiv_i64, mod_i64 = _division(remainder=False), _division(remainder=True)
 
 small_floordiv_i64 = _instruction(
     i64,
