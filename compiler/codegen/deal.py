@@ -182,8 +182,8 @@ VALUES_PER_THREAD = (
 LARGEST_BLOCK_BITS, SMALLEST_BLOCK_BITS = 8, 7  # 256 and 128 threads
 LEAST_VALUES = 8
 LEAST_OF_ROW = 16
-"""Values of a thread from which on a block is large. Threads that reduce a row wait for each other with nothing under way, so
-more blocks are faster, with more loads by each thread: a norm of 2048 bf16 went from 3.5 to 4.1 TB/s on an H200."""
+"""Values of a thread from which on a block is large. Threads that reduce a row wait for each other with nothing under way:
+more blocks are faster, and more loads of each thread: a norm of 2048 bf16 went from 3.5 to 4.1 TB/s on an H200."""
 LONGEST_BLOCK_BITS = 10  # 1024 threads share a long row
 
 
