@@ -371,7 +371,8 @@ class Tasks(Meaning):
 
 @dataclass(frozen=True)
 class Ranked(Meaning):
-    """A tensor has the tiles of the last grid axis with the longest loops first, for each index along the grid axes `units`."""
+    """A tensor has the tiles of the last grid axis, those with the longest loops first, for each index along the grid axes
+    `units`."""
 
     name = "ranked"
     places = PROGRAM

@@ -194,8 +194,8 @@ def tasks_of_blocks(made: Compilation, sizes: dict[str, int], blocks: int) -> li
 def test_balanced_rounds_visit_every_task_once_and_give_blocks_like_work(
     length: int, heads: int, seen: str
 ) -> None:
-    """A task costs as much as its loop has tiles, and two more; what comes last is short. Of windows, whose loops differ at the
-    start alone, all heads fit into the cache together, or in groups of like size."""
+    """A task costs as much as its loop has tiles, and two more; what comes last is short. Of windows, whose loops differ at
+    the start alone, all heads fit into the cache together, or in groups of like size."""
     sizes = {"H": heads, "M": length, "N": length, "D": 128}
     text = ATTENTION.replace("n <= m", seen)
     given = tasks_of_blocks(compiled("tile m by 128, n by 128", text, sizes), sizes, 132)
@@ -204,7 +204,8 @@ def test_balanced_rounds_visit_every_task_once_and_give_blocks_like_work(
     assert every == [(h, 128 * m) for h in range(heads) for m in range(tiles)]
     most = 9 if "1024" in seen else tiles
     steps = [
-        [min(m // 128 + 1 if "n <= m" in seen else tiles - m // 128, most) for _, m in tasks] for tasks in given
+        [min(m // 128 + 1 if "n <= m" in seen else tiles - m // 128, most) for _, m in tasks]
+        for tasks in given
     ]
     loads = [sum(x + 2 for x in tasks) for tasks in steps]
     if len(every) > 132:

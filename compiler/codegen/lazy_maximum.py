@@ -66,7 +66,9 @@ def _rewritten(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
                 lets, loop = _lazy(s)
                 found[first:first] = lets
                 inner: list[Stmt] = []
-                for x in loop.body:  # steps that may be left out: what they need stands before the loop as well
+                for (
+                    x
+                ) in loop.body:  # steps that may be left out: what they need stands before the loop as well
                     more, made = _lazy(x) if isinstance(x, For) else ([], x)
                     found[first:first] = more
                     inner.append(made)
@@ -164,7 +166,9 @@ class Degrees:
 
     def last_state(self, s: For, visits: list[For]) -> str:
         """The state of a loop that is the maximum of the last of the loops inside."""
-        return next((c.name for c, v in zip(s.carries, visits[-1].carries, strict=True) if v.name == self.state), "")
+        return next(
+            (c.name for c, v in zip(s.carries, visits[-1].carries, strict=True) if v.name == self.state), ""
+        )
 
     def loop(self, s: For) -> bool:
         if any(isinstance(x, For) and is_visit(x.axis) for x in s.body) and not running_maxima(s):

@@ -215,7 +215,9 @@ def steps_of(s: For) -> Steps:
     names: dict[str, Name] = {}
     states = tuple(Name(c.name) for c in s.carries)
     for v in visits:
-        starts = tuple(names.get(c.init.name, c.init) if isinstance(c.init, Name) else c.init for c in v.carries)
+        starts = tuple(
+            names.get(c.init.name, c.init) if isinstance(c.init, Name) else c.init for c in v.carries
+        )
         if not is_visit(v.axis) or v.axis.lo is not None or starts != states:
             return Steps(s)
         names |= {c.name: o for c, o in zip(v.carries, states, strict=True)}
@@ -242,9 +244,13 @@ def _masked_alone(s: Stmt) -> Stmt:
     match s:
         case Grid():
             return replace(s, body=tuple(map(_masked_alone, s.body)))
-        case For(body=(*before, For() as masked, For() as unmasked)) if is_visit(masked.axis) and is_visit(unmasked.axis):
+        case For(body=(*before, For() as masked, For() as unmasked)) if is_visit(masked.axis) and is_visit(
+            unmasked.axis
+        ):
             match masked.axis.hi:
-                case Apply(op="min", args=(visits, Apply(op="sub", args=(_, sure)))) if sure == unmasked.axis.hi:
+                case Apply(op="min", args=(visits, Apply(op="sub", args=(_, sure)))) if (
+                    sure == unmasked.axis.hi
+                ):
                     axis = replace(masked.axis, hi=visits)
                     yields = tuple(Name(c.name) for c in masked.carries)
                     kept = tuple(x for x in before if not isinstance(x, Let) or Name(x.name) != sure)

@@ -3,11 +3,12 @@
 One block runs on a multiprocessor. It takes tasks of one length in turn (`turns`), groups of rows of a product together,
 which read the same tiles, as do heads that share a bias: those of one tile of queries come together. Tasks whose loops
 differ in length, as under a causal mask, are sorted by length first, as many of them together as read what fits into the
-level 2 cache. They are then dealt out to blocks in rounds that run over the blocks forwards and backwards (`balanced`): who
-got the longest of one round gets the shortest of the next. For that the lengths have to change little from task to task, so
-groups fall and rise in turn, and the last one falls: the tasks that no whole round takes are then the shortest. Where
-lengths depend on a tensor, nothing sorts them: each task has a block of its own, and the device gives the next to the first
-multiprocessor that is free (`longest`).
+level 2 cache: of a window, which is all that a task reads, in groups of like size, mostly one. They are then dealt out to
+blocks in rounds that run over the blocks forwards and backwards (`balanced`): who got the longest of one round gets the
+shortest of the next. For that the lengths have to change little from task to task, so groups fall and rise in turn, and the
+last one falls: the tasks that no whole round takes are then the shortest. Where lengths depend on a tensor, a launch before
+counts steps and has the tiles by them (`passes/steps_ahead.py`). Where none can, nothing sorts them: each task has a block of
+its own, and the device gives the next to the first multiprocessor that is free (`longest`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .warpgroup_form import scalar_values
 from .warpgroup_softcaps import RowSoftcaps
 
 STEP = "task += i64(cuda.gridDim.x)"
-ONE = Const(1, DType.I64)
+ONE: Expr = Const(1, DType.I64)
 CACHED_BYTES = 32 << 20  # of the level 2 cache that tiles read by several blocks may fill
 
 
@@ -176,8 +177,9 @@ class TaskRounds(RowSoftcaps):
         if self.order() == "balanced":
             text = "quotient({0} + {1} - 1, {1})"
             groups = self.assign("all_groups", Code(text.format(others, together), DType.I32))
-            even = text.format(others, f"max({groups}, 1)")  # groups of like size
-            together = self.assign("together", Code(f"max({even}, 1)", DType.I64))
+            if self._windows():
+                even = text.format(others, f"max({groups}, 1)")
+                together = self.assign("together", Code(f"max({even}, 1)", DType.I64))
         tasks = self.assign("tasks_together", Code(f"{together} * {counts[-1]}", DType.I64))
         self.sorted = Sorted(others, together, tasks, groups)
 
@@ -245,7 +247,9 @@ class TaskRounds(RowSoftcaps):
 
     def _of_rank(self, ranked: Ranked, place: str) -> str:
         """The tile with a place among all by their lengths; any where no task is left, of which nothing is read."""
-        names = [self._index_name(a) for unit in ranked.units.split() for a in self.grid_axes if a.name == unit]
+        names = [
+            self._index_name(a) for unit in ranked.units.split() for a in self.grid_axes if a.name == unit
+        ]
         where = [*(self.next_indices.get(n, n) for n in names), f"({place})"]
         at = " + ".join(f"{x} * {s}" for x, s in zip(where, self.strides[ranked.tensor], strict=True))
         found = self.assign("of_rank", Code("i32(0)", DType.I32))
@@ -307,14 +311,22 @@ class TaskRounds(RowSoftcaps):
 
     def _most_visited(self, axis: str) -> str:
         """How many indices of an axis one task visits, at most: all, or those of a window that moves with its tile."""
-        extent = self.emit(self.axes[axis].extent, NOWHERE).operand
-        loops, values = [a for a in self._loops() if a.name == axis], scalar_values(self.program.body)
-        if not loops or loops[0].lo is None or loops[-1].hi is None:
-            return extent
-        lows, highs = (linear_ends(e, values, most) for e, most in ((loops[0].lo, False), (loops[-1].hi, True)))
-        widths = [_constant(high, low) for high in highs for low in lows]
-        known = [w for w in widths if w is not None]
-        return f"min({extent}, {min(known) + (loops[0].tile or 1) - 1})" if known else extent
+        extent, windows = self.emit(self.axes[axis].extent, NOWHERE).operand, self._windows()
+        return f"min({extent}, {windows[axis]})" if axis in windows else extent
+
+    def _windows(self) -> dict[str, int]:
+        """By axis, how many indices a task's loops visit at most, where that does not grow with the extent."""
+        values, found = scalar_values(self.program.body), {}
+        for axis in dict.fromkeys(a.name for a in self._loops()):
+            loops = [a for a in self._loops() if a.name == axis]
+            lo, hi = loops[0].lo, loops[-1].hi
+            if lo is None or hi is None:
+                continue
+            lows, highs = linear_ends(lo, values, False), linear_ends(hi, values, True)
+            known = [w for high in highs for low in lows if (w := _constant(high, low)) is not None]
+            if known:
+                found[axis] = min(known) + (loops[0].tile or 1) - 1
+        return found
 
 
 def linear_ends(e: Expr, values: Mapping[str, Expr], most: bool) -> list[Counter[Expr]]:
@@ -328,8 +340,10 @@ def linear_ends(e: Expr, values: Mapping[str, Expr], most: bool) -> list[Counter
         case Apply(op="add" | "sub" as op, args=(a, b)):
             left, right = linear_ends(a, values, most), linear_ends(b, values, most == (op == "add"))
             return [_plus(x, y, 1 if op == "add" else -1) for x in left for y in right]
-        case Apply(op="mul", args=(Apply(op="floordiv", args=(x, Const(value=n))), Const(value=by))) if n == by:
-            less = Counter({ONE: 0 if most else 1 - int(n)})
+        case Apply(op="mul", args=(Apply(op="floordiv", args=(x, Const(value=n))), Const(value=by))) if (
+            n == by
+        ):
+            less: Counter[Expr] = Counter({ONE: 0 if most else 1 - int(n)})
             return [_plus(found, less, 1) for found in linear_ends(x, values, most)]
     terms = linear(e)
     return [] if terms is None else [terms]

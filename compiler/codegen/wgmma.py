@@ -79,7 +79,9 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     whole, exact = tuple(tile_multiples(ready).items()), exact_extents(ready)
     ragged, even = Wide(exact=exact), Wide(COLUMNS, whole, exact=exact)
     boxed, _ = with_reads(ready, target)
-    plain = without_sure_steps(ready)  # threads that look at each index by itself have no registers for two kinds of steps
+    plain = without_sure_steps(
+        ready
+    )  # threads that look at each index by itself have no registers for two kinds of steps
     ways = [(plain, ragged, ""), (ready, even, "whole")]
     if boxed is not ready:
         ways = [(plain, ragged, "apart"), (without_sure_steps(boxed), ragged, ""), (boxed, even, "whole")]

@@ -30,7 +30,9 @@ def pruned(p: TileProgram, body: tuple[Stmt, ...], name: str, more: tuple[Param,
     if ranked is not None and ranked.tensor in {x.name for x in more}:
         tensors.add(ranked.tensor)
     params = tuple({x.name: x for x in (*p.params, *more) if x.name in tensors}.values())
-    attributes = tuple(a for a in p.attributes if a.name != Ranked.name or (ranked and ranked.tensor in tensors))
+    attributes = tuple(
+        a for a in p.attributes if a.name != Ranked.name or (ranked and ranked.tensor in tensors)
+    )
     axes = {x.axis for x in used if isinstance(x, AxisIndex)}
     axes |= {a for s in statements(body) if isinstance(s, Let) for a in s.type.axes}
     whole = tuple(w for w in p.whole if w.name in axes)

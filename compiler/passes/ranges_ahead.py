@@ -56,7 +56,7 @@ from ..tile_ir import (
     subexpressions,
 )
 from .pruned import pruned
-from .steps_ahead import steps_ahead
+from .steps_ahead import steps_ahead, tile_count
 from .sure_steps import with_sure_steps
 
 OVERLAPPED = (Attribute("primary"), Attribute("secondary"))
@@ -100,14 +100,14 @@ def ranges_ahead(program: TileProgram, remarks: Remarks) -> Ahead:
     body = tuple(_reading(s, reads) for s in program.body)
     readers = tuple(replace(p, mode="in") for p in between)
     made = pruned(program, body, program.name, readers)
-    own = {name: Reduce(r.fn, (r.axis.name,), r.value) for name, r in found.items()}
+    own: dict[str, Expr] = {name: Reduce(r.fn, (r.axis.name,), r.value) for name, r in found.items()}
+    ends = {name: (r.fn, r.value) for name, r in found.items() if r.dtype.is_integer}  # NaN lies in no range
     steps = steps_ahead(made, own, between)
-    groups = [g for g in _together(found.values()) if steps is None or not {tensors[r].name for r in g} <= steps.found]
-    launches = tuple(_launch(program, number, group, tensors) for number, group in enumerate(groups))
-    made = with_sure_steps(made, {n: (r.fn, r.value) for n, r in found.items()}) if steps is None else made
+    left = [r for r in found.values() if steps is None or tensors[r].name not in steps.found]
+    launches = tuple(_launch(program, number, group, tensors) for number, group in enumerate(_together(left)))
     if steps is not None:
-        steps = replace(steps, program=with_sure_steps(steps.program, {n: (r.fn, r.value) for n, r in found.items()}))
         made, launches, between = steps.program, (*launches, *steps.launches), (*between, *steps.between)
+    made = with_sure_steps(made, ends)
     launches = tuple(replace(p, attributes=(*p.attributes, *OVERLAPPED)) for p in launches)
     names = dict.fromkeys(
         x.tensor for r in found.values() for x in subexpressions(r.value) if isinstance(x, Load)
@@ -213,12 +213,8 @@ def _tensors(program: TileProgram, found: dict[str, Range]) -> dict[Range, Param
             n += 1
             wanted = f"{program.name}_{name}s_{n}"
         taken.add(wanted)
-        made[r] = Param(wanted, r.dtype, (*(u.extent for u in r.units), _tiles(r.axis)), "out")
+        made[r] = Param(wanted, r.dtype, (*(u.extent for u in r.units), tile_count(r.axis)), "out")
     return made
-
-
-def _tiles(a: LoopAxis) -> Expr:
-    return apply("floordiv", apply("add", a.extent, i64((a.tile or 1) - 1)), i64(a.tile or 1))
 
 
 def _launch(
@@ -227,7 +223,7 @@ def _launch(
     """One task for each tile: it goes once over the tile and stores its ranges."""
     axis, units = group[0].over
     size = axis.tile or 1
-    part = LoopAxis(f"{axis.name}_tile", _tiles(axis))
+    part = LoopAxis(f"{axis.name}_tile", tile_count(axis))
     first = apply("mul", AxisIndex(part.name), i64(size))
     loop = replace(axis, lo=first, hi=apply("add", first, i64(size)))
     carries = tuple(

@@ -4,11 +4,14 @@ Where what tensors hold decides whether a step is taken (`lower.visited`), a loo
 has the ranges of all tiles (`ranges_ahead`) finds the first and the last that is visited, for each task, so the loop runs
 between these. It counts the steps as well, and another one ranks tasks by that, so that the longest come first:
 
-    for n in N by 128 to n_end { visits = …        becomes     for n in N by 128 from first[tile] * 128 to min(n_end, end[tile] * 128)
+    for n in N by 128 to n_end {                   becomes     for n in N by 128 from first[tile] * 128
+        visits = …                                                                to min(n_end, end[tile] * 128) {
 
     for m in M by 128 parallel {                   the launch before
         for j in (N + 127) // 128 by 128 to (n_end + 127) // 128 carry (first, end, steps) {
-            yield min(first, min[j](where(visits, j, …))), max(end, max[j](where(visits, j + 1, 0))), steps + sum[j](where(visits, 1, 0))
+            yield min(first, min[j](where(visits, j, …))),
+                max(end, max[j](where(visits, j + 1, 0))),
+                steps + sum[j](where(visits, 1, 0))
         }
         store first[tile] = first, …
     }
@@ -16,16 +19,19 @@ between these. It counts the steps as well, and another one ranks tasks by that,
     for m_tile in (M + 127) // 128 parallel {      and the one after it
         store by_length[rank] = m_tile             rank: how many tiles have more steps, or as many and come before
     }
+
+Where a step of the loop reads the ranges of the task's own tile, the first of these launches finds them as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...dsl.records import dataclass
 from ...dsl.types import DType
+from ..layouts import Tasks, find
 from ..tile_ir import (
-    Apply,
     Attribute,
     AxisIndex,
     Carry,
@@ -85,22 +91,27 @@ class StepsAhead:
 
     def told(self) -> str:
         sorts = ", and which tasks have most, which come first" if self.ranked else ""
-        return f"a launch before finds the first and the last tile of {self.axis} that each task visits{sorts}"
+        return (
+            f"a launch before finds the first and the last tile of {self.axis} that each task visits{sorts}"
+        )
 
 
-def steps_ahead(program: TileProgram, found: dict[str, Expr], between: tuple[Param, ...]) -> StepsAhead | None:
-    """None where no launch can find a program's steps. `found`: names that read ranges of a task's tile, with what they stand
-    for, which the launch finds itself and stores; `between`: tensors of such ranges."""
+def steps_ahead(
+    program: TileProgram, found: Mapping[str, Expr], between: tuple[Param, ...]
+) -> StepsAhead | None:
+    """None where no launch can find a program's steps. `found`: names that read ranges of a task's tile, with what these
+    stand for, which the launch finds itself and stores; `between`: tensors of such ranges."""
     visits = _visits(program)
     if visits is None:
         return None
     axis = visits.loops[0].axis
     taken = {p.name for p in (*program.params, *between)} | {s.name for s in program.scalars}
+    taken |= set(program.extents)
     units = tuple(a for a in visits.axes if a.tile is None)
     tiled = [a for a in visits.axes if a.tile is not None]
-    shape = (*(u.extent for u in units), *(_tiles(a) for a in tiled))
+    shape = (*(u.extent for u in units), *(tile_count(a) for a in tiled))
     tensors = {
-        what: Param(_fresh(f"{program.name}_{what}", taken), DType.I32, shape, "out")
+        what: Param(unused(f"{program.name}_{what}", taken), DType.I32, shape, "out")
         for what in ("first", "end", "steps", "by_length")
     }
     launches = [_finding(program, visits, tensors, found, between)]
@@ -112,7 +123,7 @@ def steps_ahead(program: TileProgram, found: dict[str, Expr], between: tuple[Par
     taken |= {s.name for s in statements(program.body) if isinstance(s, Let)}
     read = {
         x: Let(
-            _fresh(f"{axis.name}_visited_{x}", taken), TileType(DType.I64),
+            unused(f"{axis.name}_visited_{x}", taken), TileType(DType.I64),
             apply("mul", Cast(DType.I64, Load(tensors[x].name, place)), i64(axis.tile or 1)),
         )
         for x in ("first", "end")
@@ -121,14 +132,17 @@ def steps_ahead(program: TileProgram, found: dict[str, Expr], between: tuple[Par
     readers = tuple(replace(p, mode="in") for p in own)
     made = replace(program, body=body, params=(*program.params, *readers))
     if len(own) > 2:
-        ranked = Attribute("ranked", (("tensor", tensors["by_length"].name), ("units", " ".join(u.name for u in units))))
+        ranked = Attribute(
+            "ranked", (("tensor", tensors["by_length"].name), ("units", " ".join(u.name for u in units)))
+        )
         made = replace(made, attributes=(*made.attributes, ranked))
     wanted = (*own, tensors["steps"]) if len(own) > 2 else tuple(own)
     written = frozenset(p.name for p in launches[0].params if p.mode == "out") & {p.name for p in between}
     return StepsAhead(made, tuple(launches), wanted, written, axis.name, len(own) > 2)
 
 
-def _fresh(wanted: str, taken: set[str]) -> str:
+def unused(wanted: str, taken: set[str]) -> str:
+    """A name like `wanted`, which is then taken."""
     n, name = 1, wanted
     while name in taken:
         n, name = n + 1, f"{wanted}_{n + 1}"
@@ -136,13 +150,16 @@ def _fresh(wanted: str, taken: set[str]) -> str:
     return name
 
 
-def _tiles(a: LoopAxis) -> Expr:
+def tile_count(a: LoopAxis) -> Expr:
+    """How many tiles an axis has."""
     return apply("floordiv", apply("add", a.extent, i64((a.tile or 1) - 1)), i64(a.tile or 1))
 
 
 def _place(axes: tuple[LoopAxis, ...]) -> tuple[Expr, ...]:
     """Where the tensors have what belongs to a task."""
-    tiles = [apply("floordiv", Reduce("min", (a.name,), AxisIndex(a.name)), i64(a.tile)) for a in axes if a.tile]
+    tiles = [
+        apply("floordiv", Reduce("min", (a.name,), AxisIndex(a.name)), i64(a.tile)) for a in axes if a.tile
+    ]
     return (*(AxisIndex(a.name) for a in axes if a.tile is None), *tiles)
 
 
@@ -158,8 +175,12 @@ def _visits(program: TileProgram) -> Visits | None:
     scalars = {s.name: s for s in grid.body if isinstance(s, Let) and not s.type.axes}
     if not loops or len({(s.axis.name, s.axis.tile) for s in loops}) > 1 or loops[0].axis.tile is None:
         return None
-    taken = {a.name for a in grid.axes} | {s.axis.name for s in statements(grid.body) if isinstance(s, For)}
-    tile = LoopAxis(_fresh(f"{loops[0].axis.name}_tile", taken), _tiles(loops[0].axis), loops[0].axis.tile)
+    taken = {a.name for a in grid.axes} | set(program.extents) | {s.name for s in program.scalars}
+    for s in statements(grid.body):
+        taken |= {s.name} if isinstance(s, Let) else {s.axis.name} if isinstance(s, For) else set()
+    tile = LoopAxis(
+        unused(f"{loops[0].axis.name}_tile", taken), tile_count(loops[0].axis), loops[0].axis.tile
+    )
     conditions = {_condition(s, tile) for s in loops}
     (condition,) = conditions if len(conditions) == 1 else (None,)
     if condition is None:
@@ -168,7 +189,12 @@ def _visits(program: TileProgram) -> Visits | None:
     lets = _needed([condition, *bounds], scalars)
     if lets is None:
         return None
-    named = {x.axis for e in (condition, *bounds, *(s.value for s in lets)) for x in subexpressions(e) if isinstance(x, AxisIndex)}
+    named = {
+        x.axis
+        for e in (condition, *bounds, *(s.value for s in lets))
+        for x in subexpressions(e)
+        if isinstance(x, AxisIndex)
+    }
     axes = tuple(a for a in grid.axes if a.name in named)
     known = {a.name for a in axes} | {tile.name}
     if not axes or len([a for a in axes if a.tile]) > 1 or not named <= known:
@@ -177,9 +203,14 @@ def _visits(program: TileProgram) -> Visits | None:
 
 
 def _condition(s: For, tile: LoopAxis) -> Expr | None:
-    """Whether a loop's step is taken, by the index of its tile; None where its steps are not conditional, or by other things."""
+    """Whether a loop's step is taken, by the index of its tile; None where all are, or other things decide as well."""
     *before, last = s.body or (None,)
-    if not isinstance(last, For) or not is_visit(last.axis) or s.axis.tile is None or last.axis.hi is None:
+    if (
+        not isinstance(last, For)
+        or not is_visit(last.axis)
+        or s.axis.tile is None
+        or not isinstance(last.axis.hi, Name)
+    ):
         return None
     inner = {x.name: x.value for x in before if isinstance(x, Let) and not x.type.axes}
     index = apply("floordiv", Reduce("min", (s.axis.name,), AxisIndex(s.axis.name)), i64(s.axis.tile))
@@ -217,6 +248,9 @@ def _ranked(program: TileProgram, v: Visits) -> bool:
     """Is the one tiled axis of a task the last of the grid's axes, whose tiles tasks are sorted by?"""
     (grid,) = (s for s in program.body if isinstance(s, Grid))
     *others, last = grid.axes
+    stated = find(program.attributes, Tasks)
+    if stated is not None and stated.order == "turns":
+        return False
     return last.tile is not None and last in v.axes and all(a.tile is None for a in others)
 
 
@@ -224,63 +258,99 @@ def _ranked(program: TileProgram, v: Visits) -> bool:
 
 
 def _finding(
-    program: TileProgram, v: Visits, tensors: dict[str, Param], found: dict[str, Expr], between: tuple[Param, ...]
+    program: TileProgram,
+    v: Visits,
+    tensors: dict[str, Param],
+    found: Mapping[str, Expr],
+    between: tuple[Param, ...],
 ) -> TileProgram:
-    tile, size = v.tile, v.loops[0].axis.tile or 1
-    lo, hi = v.loops[0].axis.lo, v.loops[-1].axis.hi
-    index, one = Cast(DType.I32, AxisIndex(tile.name)), Const(1, DType.I32)
-    nothing, far = Const(0, DType.I32), Cast(DType.I32, tile.extent)
-    axis = replace(
-        tile,
-        lo=None if lo is None else apply("floordiv", apply("max", lo, i64(0)), i64(size)),
-        hi=None if hi is None else apply("floordiv", apply("add", hi, i64(size - 1)), i64(size)),
+    """One task for each of the program's: what it reads of its own tile, then once over all tiles of the loops' axis."""
+    taken = {s.name for s in v.lets} | {a.name for a in (*v.axes, v.tile)} | set(program.extents)
+    taken |= {s.name for s in program.scalars}
+    lets = [replace(s, value=found.get(s.name, s.value)) for s in v.lets]
+    targets = [(s.value, s.name) for s in v.lets if s.name in found]
+    index, one, nothing = Cast(DType.I32, AxisIndex(v.tile.name)), Const(1, DType.I32), Const(0, DType.I32)
+    over, visited, far = (v.tile.name,), Name(unused("visited", taken)), Cast(DType.I32, v.tile.extent)
+    body = [Let(visited.name, TileType(DType.BOOL, over), v.condition)]
+    states: list[tuple[str, str, Expr, Expr]] = [
+        ("first", "min", far, apply("where", visited, index, far)),
+        ("end", "max", nothing, apply("where", visited, apply("add", index, one), nothing)),
+    ]
+    if _ranked(program, v):
+        tests = [apply("le", low, AxisIndex(v.tile.name)) for low in _edge(v, v.loops[0].axis.lo, 0)]
+        tests += [apply("lt", AxisIndex(v.tile.name), high) for high in _edge(v, v.loops[-1].axis.hi, -1)]
+        counted: Expr = visited
+        for t in tests:
+            counted = apply("and", counted, t)
+        states.append(("steps", "sum", nothing, apply("where", counted, one, nothing)))
+    names = {what: unused(what, taken) for what, *_ in states}
+    loop = For(
+        v.tile,
+        tuple(Carry(names[what], I32, start) for what, _, start, _ in states),
+        tuple(body),
+        tuple(apply(COMBINE[fn], Name(names[what]), Reduce(fn, over, each)) for what, fn, _, each in states),
     )
-    over = (tile.name,)
-    visited = Name("visited")
-    seen = Let(visited.name, TileType(DType.BOOL, over), v.condition)
-
-    def where(then: Expr, otherwise: Expr) -> Expr:
-        return apply("where", visited, then, otherwise)
-
-    yields = {
-        "first": apply("min", Name("first"), Reduce("min", over, where(index, far))),
-        "end": apply("max", Name("end"), Reduce("max", over, where(apply("add", index, one), nothing))),
-        "steps": apply("add", Name("steps"), Reduce("sum", over, where(one, nothing))),
-    }
-    starts = {"first": far, "end": nothing, "steps": nothing}
-    wanted = [x for x in yields if x != "steps" or _ranked(program, v)]
-    loop = For(axis, tuple(Carry(x, I32, starts[x]) for x in wanted), (seen,), tuple(yields[x] for x in wanted))
-    lets = tuple(replace(s, value=found.get(s.name, s.value)) for s in v.lets)
-    own = [(s.value, Name(s.name)) for s in v.lets if s.name in found]
-    targets = [(e.tensor, e.subscripts, name) for e, name in own if isinstance(e, Load)]
-    targets += [(tensors[x].name, _place(v.axes), Name(x)) for x in wanted]
-    where = dict.fromkeys(x for _, subscripts, _ in targets for x in subscripts if not isinstance(x, AxisIndex))
-    places = [Let(f"place_{i}", TileType(DType.I64), x) for i, x in enumerate(where)]
-    known = {x: Name(s.name) for x, s in zip(where, places, strict=True)}
-    stores = [Store(t, tuple(known.get(x, x) for x in subscripts), name) for t, subscripts, name in targets]
-    body = (Grid(v.axes, (*places, *lets, loop, *stores)),)
+    place = _place(v.axes)
+    stored = [(e.tensor, e.subscripts, name) for e, name in targets if isinstance(e, Load)]
+    stored += [(tensors[what].name, place, name) for what, name in names.items()]
+    tiles = dict.fromkeys(x for _, where, _ in stored for x in where if not isinstance(x, AxisIndex))
+    places = {x: Let(unused("tile", taken), TileType(DType.I64), x) for x in tiles}
+    stores = [
+        Store(tensor, tuple(Name(places[x].name) if x in places else x for x in where), Name(name))
+        for tensor, where, name in stored
+    ]
     written = {s.tensor for s in stores}
-    params = tuple(replace(p, mode="out" if p.name in written else "in") for p in (*between, *tensors.values()))
-    base = replace(program, params=tuple(p for p in program.params if p.name not in {x.name for x in between}))
-    made = pruned(base, body, f"{program.name}_steps", params)
-    return replace(made, tier="loops", attributes=())
+    params = tuple(
+        replace(p, mode="out" if p.name in written else "in") for p in (*between, *tensors.values())
+    )
+    ranges = {p.name for p in between}
+    base = replace(program, params=tuple(p for p in program.params if p.name not in ranges))
+    grid = Grid(v.axes, (*places.values(), *lets, loop, *stores))
+    return replace(pruned(base, (grid,), f"{program.name}_steps", params), tier="loops", attributes=())
+
+
+COMBINE = {"min": "min", "max": "max", "sum": "add"}
+
+
+def _edge(v: Visits, bound: Expr | None, rounds: int) -> list[Expr]:
+    """The tile that a loop starts in, or (`rounds`: -1) before which it ends."""
+    if bound is None:
+        return []
+    size = v.loops[0].axis.tile or 1
+    tiled = {a.name for a in v.axes if a.tile}
+
+    def first(e: Expr) -> Expr:
+        """In a bound an axis stands for the first index of its tile."""
+        if isinstance(e, AxisIndex) and e.axis in tiled:
+            return Reduce("min", (e.axis,), e)
+        return e if isinstance(e, Reduce) else rebuild(e, tuple(map(first, operands(e))))
+
+    up = i64(size - 1) if rounds else i64(0)
+    return [apply("floordiv", apply("add", first(bound), up), i64(size))]
 
 
 def _ranking(
     program: TileProgram, units: tuple[LoopAxis, ...], tiled: LoopAxis, tensors: dict[str, Param]
 ) -> TileProgram:
     """One task for each tile: its rank among all."""
-    mine, other = LoopAxis(f"{tiled.name}_tile", _tiles(tiled)), LoopAxis(f"{tiled.name}_other", _tiles(tiled), 128)
+    taken = {u.name for u in units} | set(program.extents)
+    mine = LoopAxis(unused(f"{tiled.name}_tile", taken), tile_count(tiled))
+    other = LoopAxis(unused(f"{tiled.name}_other", taken), tile_count(tiled), 128)
     unit = tuple(AxisIndex(u.name) for u in units)
     steps = tensors["steps"].name
-    own, theirs = Name("own"), Load(steps, (*unit, AxisIndex(other.name)))
+    own, rank = Name(unused("own", taken)), Name(unused("rank", taken))
+    theirs = Load(steps, (*unit, AxisIndex(other.name)))
     before = apply("and", apply("le", own, theirs), apply("lt", AxisIndex(other.name), AxisIndex(mine.name)))
     longer = apply("or", apply("lt", own, theirs), before)
     count = Reduce("sum", (other.name,), apply("where", longer, Const(1, DType.I32), Const(0, DType.I32)))
     body: tuple[Stmt, ...] = (
         Let(own.name, I32, Load(steps, (*unit, AxisIndex(mine.name)))),
-        For(other, (Carry("rank", I32, Const(0, DType.I32)),), (), (apply("add", Name("rank"), count),)),
-        Store(tensors["by_length"].name, (*unit, Cast(DType.I64, Name("rank"))), Cast(DType.I32, AxisIndex(mine.name))),
+        For(other, (Carry(rank.name, I32, Const(0, DType.I32)),), (), (apply("add", rank, count),)),
+        Store(
+            tensors["by_length"].name,
+            (*unit, Cast(DType.I64, rank)),
+            Cast(DType.I32, AxisIndex(mine.name)),
+        ),
     )
     params = (replace(tensors["steps"], mode="in"), tensors["by_length"])
     made = pruned(replace(program, params=()), (Grid((*units, mine), body),), f"{program.name}_ranks", params)

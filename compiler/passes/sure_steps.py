@@ -34,6 +34,7 @@ from ..tile_ir import (
     rebuild,
     statements,
 )
+from .steps_ahead import unused
 
 Ranges = Mapping[str, tuple[str, Expr]]
 """Names of the least ("min") or greatest ("max") value of an expression over a tile, by name."""
@@ -44,13 +45,20 @@ def with_sure_steps(program: TileProgram, ranges: Ranges) -> TileProgram:
 
 
 class _Sure:
+    """The loops of a program whose steps may be left out."""
+
     def __init__(self, program: TileProgram, ranges: Ranges) -> None:
         self.ranges = ranges
         self.values = {s.name: s.value for s in statements(program.body) if isinstance(s, Let)}
-        self.inner = {
-            x.name for s in statements(program.body) if isinstance(s, For) for x in s.body if isinstance(x, Let)
+        self.inner = {  # defined in some loop, whose tiles it is about
+            x.name
+            for s in statements(program.body)
+            if isinstance(s, For)
+            for x in s.body
+            if isinstance(x, Let)
         }
-        self.taken = set(self.values) | {x.name for x in (*program.params, *program.scalars)}
+        self.taken = set(self.values) | {x.name for x in program.params} | {x.name for x in program.scalars}
+        self.taken |= set(program.extents) | {x.name for x in program.whole}
         for s in statements(program.body):
             if isinstance(s, For):
                 self.taken |= {s.axis.name, *(c.name for c in s.carries)}
@@ -61,29 +69,38 @@ class _Sure:
         if not isinstance(s, For) or not s.body:
             return s
         *before, visit = s.body
-        plain = not s.domain or any(a.name == "full" for a in s.attributes)  # else another mask stays
-        if not isinstance(visit, For) or not is_visit(visit.axis) or visit.axis.lo is not None or not plain:
+        masked_anyway = s.domain and not any(a.name == "full" for a in s.attributes)
+        if (
+            masked_anyway
+            or not isinstance(visit, For)
+            or not is_visit(visit.axis)
+            or visit.axis.lo is not None
+        ):
+            return s
+        handed_on = s.yields == tuple(Name(c.name) for c in visit.carries)
+        if not handed_on or not all(isinstance(x, Let) for x in (*before, *visit.body)):
             return s
         return self.with_choice(s, tuple(before), visit)
 
     def with_choice(self, s: For, before: tuple[Stmt, ...], visit: For) -> For:
-        visible = {x for x in self.ranges if x not in self._elsewhere(before)}
+        here = {x.name for x in before if isinstance(x, Let)}
+        visible = {x for x in self.ranges if x in here or x not in self.inner}
         tests: dict[Expr, Expr] = {}
         for x in visit.body:
             if isinstance(x, Let):
                 self._find(x.value, visible, tests)
         if not tests or visit.axis.hi is None:
             return s
-        sure = Let(self.fresh("sure"), TileType(DType.I64), Cast(DType.I64, _all(list(tests.values()))))
-        masked = replace(visit, axis=replace(visit.axis, hi=apply("min", visit.axis.hi, apply("sub", i64(1), Name(sure.name)))))
+        sure = Let(
+            unused("sure", self.taken), TileType(DType.I64), Cast(DType.I64, _all(list(tests.values())))
+        )
+        masked = replace(
+            visit,
+            axis=replace(visit.axis, hi=apply("min", visit.axis.hi, apply("sub", i64(1), Name(sure.name)))),
+        )
         unmasked = self.unmasked(visit, Name(sure.name), frozenset(tests))
         yields = tuple(Name(c.name) for c in unmasked.carries)
         return replace(s, body=(*before, sure, masked, unmasked), yields=yields)
-
-    def _elsewhere(self, before: tuple[Stmt, ...]) -> set[str]:
-        """Ranges of tiles of other loops."""
-        here = {x.name for x in before if isinstance(x, Let)}
-        return {n for n in self.ranges if n not in here and n in self.inner}
 
     def _find(self, e: Expr, visible: set[str], tests: dict[Expr, Expr]) -> None:
         for x in operands(e):
@@ -113,7 +130,7 @@ class _Sure:
 
     def unmasked(self, visit: For, sure: Name, known: frozenset[Expr]) -> For:
         """The loop again, under names of its own, without comparisons that are known to hold."""
-        names: dict[str, Expr] = {c.name: Name(self.fresh(c.name)) for c in visit.carries}
+        names: dict[str, Expr] = {c.name: Name(unused(c.name, self.taken)) for c in visit.carries}
         body: list[Stmt] = []
 
         def rule(e: Expr) -> Expr:
@@ -130,24 +147,19 @@ class _Sure:
             if isinstance(value, Name) and not isinstance(x.value, Name):
                 names[x.name] = value  # all that it did was the mask
                 continue
-            names[x.name] = Name(self.fresh(x.name))
+            names[x.name] = Name(unused(x.name, self.taken))
             body.append(replace(x, name=self.name_of(names[x.name]), value=value))
         carries = tuple(
             Carry(self.name_of(names[c.name]), c.type, Name(c.name), c.attributes) for c in visit.carries
         )
-        axis = replace(visit.axis, name=self.fresh(visit.axis.name), hi=sure)
-        return replace(visit, axis=axis, carries=carries, body=tuple(body), yields=tuple(map(rule, visit.yields)))
+        axis = replace(visit.axis, name=unused(visit.axis.name, self.taken), hi=sure)
+        return replace(
+            visit, axis=axis, carries=carries, body=tuple(body), yields=tuple(map(rule, visit.yields))
+        )
 
     def name_of(self, e: Expr) -> str:
         assert isinstance(e, Name)
         return e.name
-
-    def fresh(self, wanted: str) -> str:
-        n, name = 1, wanted
-        while name in self.taken:
-            n, name = n + 1, f"{wanted}_{n + 1}"
-        self.taken.add(name)
-        return name
 
 
 def _all(tests: list[Expr]) -> Expr:
