@@ -137,8 +137,8 @@ def ahead(low: str = "0i32", bounds: str = "", step: str = "1i32") -> Any:
 def test_ranges_over_the_same_tiles_share_a_launch() -> None:
     """Both ends for each batch, one element a tile of 16."""
     found = ahead()
-    (launch,) = found.launches
-    assert [len(p.shape) for p in found.between] == [2, 2]
+    launch = found.launches[0]  # the others find steps: `test_steps_ahead.py`
+    assert [len(p.shape) for p in found.between] == [2, 2, 1, 1]
     assert "store g_leasts[b, n_tile]" in print_program(launch)
     assert "load g_leasts[b, min[n](n) // 16]" in print_program(found.program)
 
@@ -168,9 +168,12 @@ def test_a_loop_that_runs_once_or_never_is_a_condition() -> None:
     ]
     steps = steps_of(loop)
     assert steps.condition is not None
-    assert [s.name for s in steps.before][-1:] == ["visits"]
-    assert not any(isinstance(s, For) for s in steps.loop.body)
-    assert steps_of(steps.loop).condition is None
+    assert [s.name for s in steps.before][-2:] == ["visits", "sure"]
+    assert len(steps.ways) == 2
+    for way in steps.ways:
+        assert not any(isinstance(s, For) for s in way.body)
+        assert [c.name for c in way.carries] == [c.name for c in loop.carries]
+        assert steps_of(way).condition is None
 
 
 @pytest.mark.skipif(

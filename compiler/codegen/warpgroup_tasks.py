@@ -7,8 +7,8 @@ level 2 cache: of a window, which is all that a task reads, in groups of like si
 blocks in rounds that run over the blocks forwards and backwards (`balanced`): who got the longest of one round gets the
 shortest of the next. For that the lengths have to change little from task to task, so groups fall and rise in turn, and the
 last one falls: the tasks that no whole round takes are then the shortest. Where lengths depend on a tensor, a launch before
-counts steps and has the tiles by them (`passes/steps_ahead.py`). Where none can, nothing sorts them: each task has a block of
-its own, and the device gives the next to the first multiprocessor that is free (`longest`).
+counts steps and has the tiles by them (`passes/steps_ahead.py`). Where none can, nothing sorts them: each task has a block
+of its own, and the device gives the next to the first multiprocessor that is free (`longest`).
 """
 
 from __future__ import annotations
