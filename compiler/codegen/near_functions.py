@@ -220,12 +220,10 @@ def _halved(e: Expr) -> Expr | None:
 
 def _cubic(e: Expr) -> tuple[Expr, float, float] | None:
     """x, a and b of a · x + b · x · x · x with a and b of one sign, in any order; None for anything else."""
-    match e:
-        case Apply(op="add", args=(u, v)):
-            terms = {power: (x, c) for x, c, power in map(_monomial, (u, v))}
-            if set(terms) == {1, 3} and terms[1][0] == terms[3][0] and terms[1][1] * terms[3][1] > 0:
-                return terms[1][0], terms[1][1], terms[3][1]
-    return None
+    if not isinstance(e, Apply) or e.op != "add":
+        return None
+    (x, a, n), (y, b, m) = sorted(map(_monomial, e.args), key=lambda term: term[2])
+    return (x, a, b) if x is not None and x == y and (n, m) == (1, 3) and a * b > 0 else None
 
 
 def _monomial(e: Expr) -> tuple[Expr | None, float, int]:
