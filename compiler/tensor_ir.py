@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Literal, TypeVar, cast
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..dsl.records import dataclass
 from ..dsl.source import Span
@@ -318,9 +318,24 @@ def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
 
 def walk(roots: Iterable[Node]) -> list[Node]:
     """Every node once, arguments before users; iterative, so depth is no limit."""
+    roots = list(roots)
+    if len(roots) != 1:
+        return _walked(roots)
+    (root,) = roots
+    below = _below.get(root)
+    if below is None:
+        below = _below[root] = tuple(_walked(roots)[:-1])
+    return [*below, root]
+
+
+_below: WeakKeyDictionary[Node, tuple[Node, ...]] = WeakKeyDictionary()
+"""What `walk` finds below a node, which never changes: passes and searches walk over the same few nodes again and again."""
+
+
+def _walked(roots: list[Node]) -> list[Node]:
     seen: set[Node] = set()
     order: list[Node] = []
-    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]
+    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
         node, done = stack.pop()
         if done:

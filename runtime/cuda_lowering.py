@@ -1,9 +1,9 @@
-"""Generated text in LLVM's form, as numba-cuda makes it but with less to say: loops over `range` as two numbers each, names that
-are never deleted, no values that are stored only to be stored over.
+"""Generated text in LLVM's form, as numba-cuda makes it but with less to say: a loop over `range` is two numbers, names are
+never deleted, and each kind of call is looked for once.
 
-numba-cuda's own form of a loop keeps a record of a range, a record of where it is and a pair of a value and whether there
-is one, in some eighty instructions; an attention has a hundred and fifty loops, and LLVM's optimiser reads all of it. The
-machine code is the same.
+numba-cuda's own form of a loop keeps a record of the range, a record of where it is and a pair of a value and whether there
+is one, in a hundred instructions; an attention has a hundred and fifty loops, and NVVM reads all of it. The machine code
+of the wgmma tier is the same to the letter, elsewhere the addresses of a loop may be added up in another order.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from llvmlite import ir as llvm
-from numba.cuda import lowering, types
+from numba import types as numba_types
 from numba.cuda.core import ir
 from numba.cuda.core.errors import LoweringError, new_error_context
 
-_Lower: Any = lowering.CUDALower
+types: Any = numba_types  # not in their stubs: CPointer, RangeType, CUDALower
+_Lower: Any = import_module("numba.cuda.lowering").CUDALower
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,14 @@ class Lowering(_Lower):  # type: ignore[misc]
         value, name = statement.value, statement.target.name
         if isinstance(value, ir.var_types) and value.name in self.places:
             return self.places[value.name]
-        if isinstance(kind, types.RangeType) and name in self.looped_over & self._singly_assigned_vars:
-            return self.steps(value) or super().lower_assign(kind, statement)
-        return super().lower_assign(kind, statement)
+        steps = None
+        if (
+            name in self.looped_over
+            and name in self._singly_assigned_vars
+            and isinstance(kind, types.RangeType)
+        ):
+            steps = self.steps(value)
+        return steps or super().lower_assign(kind, statement)
 
     def storevar(self, value: Any, name: str, argidx: Any = None) -> None:
         if isinstance(value, Place):
@@ -162,7 +169,9 @@ class Lowering(_Lower):  # type: ignore[misc]
         if not (expr.static_lhs is ir.UNDEFINED and expr.static_rhs is ir.UNDEFINED):
             return super().lower_binop(kind, expr, function)
         signature = self.fndesc.calltypes[expr]
-        left, right = (self.converted(*x) for x in zip((expr.lhs.name, expr.rhs.name), signature.args, strict=True))
+        left, right = (
+            self.converted(*x) for x in zip((expr.lhs.name, expr.rhs.name), signature.args, strict=True)
+        )
         result = self.implementation(function, signature.args)(self.builder, (left, right))
         return self.context.cast(self.builder, result, signature.return_type, kind)
 
@@ -195,15 +204,17 @@ class Lowering(_Lower):  # type: ignore[misc]
                 return self.gone_on(self.places[expr.value.name])
             case "pair_first" if isinstance(pair := self._blk_local_varmap.get(expr.value.name), Next):
                 return pair.value
-            case "static_getitem" if isinstance(self.typeof(expr.value.name), types.CPointer) and expr.index_var:
-                return self.lower_getitem(kind, expr, expr.value, expr.index_var, self.fndesc.calltypes[expr])
             case "pair_second" if isinstance(pair := self._blk_local_varmap.get(expr.value.name), Next):
                 return pair.found
+            case "static_getitem" if (
+                isinstance(self.typeof(expr.value.name), types.CPointer) and expr.index_var
+            ):
+                return self.lower_getitem(kind, expr, expr.value, expr.index_var, self.fndesc.calltypes[expr])
         return super().lower_expr(kind, expr)
 
     def steps(self, called: Any) -> Steps | None:
-        """What a range is called with; None where its step is no number above 0."""
-        if called.op != "call":
+        """What a range is called with; None where it is no call or its step no number above 0."""
+        if not (isinstance(called, ir.expr_types) and called.op == "call"):
             return None
         signature = self.fndesc.calltypes[called]
         given = self.fold_call_args(
@@ -222,7 +233,7 @@ class Lowering(_Lower):  # type: ignore[misc]
         return Place(value, None if steps.known else self.count(steps), steps)
 
     def count(self, steps: Steps) -> Any:
-        """Where the number of values of a range is kept, by numba-cuda's formula: NVVM then makes of it what it made before."""
+        """Where the number of values of a range is kept: numba-cuda's formula, of which NVVM makes what it made before."""
         builder, place = self.builder, self.slot(steps.start.type)
         zero, one, step = (steps.start.type(n) for n in (0, 1, steps.step))
         between = builder.sub(steps.stop, steps.start)

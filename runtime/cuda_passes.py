@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from numba.cuda import compiler, lowering, target
+from numba.cuda import compiler, target
 from numba.cuda.core import base, byteflow
 from numba.cuda.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.cuda.core.errors import WarningsFixer
@@ -25,7 +25,6 @@ from .cuda_lowering import Lowering
 from .generated import types_asked_once
 
 numba_compiler: Any = compiler  # not in their stubs: CUDACompiler, CUDAFlags and others
-numba_lowering: Any = lowering
 numba_target: Any = target
 numba_base: Any = base
 numba_flow: Any = byteflow
@@ -43,7 +42,15 @@ class _Interpreter(numba_compiler.CUDABytecodeInterpreter):  # type: ignore[misc
 
 
 MENDED = frozenset(
-    {"CALL_FUNCTION_EX", "DICT_UPDATE", "LIST_EXTEND", "LIST_TO_TUPLE", "POP_BLOCK", "SETUP_WITH", "BEFORE_WITH"}
+    {
+        "CALL_FUNCTION_EX",
+        "DICT_UPDATE",
+        "LIST_EXTEND",
+        "LIST_TO_TUPLE",
+        "POP_BLOCK",
+        "SETUP_WITH",
+        "BEFORE_WITH",
+    }
 )
 """Instructions whose form Numba mends."""
 

@@ -156,5 +156,5 @@ def _facts() -> tuple[str, ...]:
     return (
         *versions,
         libnvvm(),
-        digest_of_files("runtime/intrinsics/*.py", "runtime/cuda.py", "runtime/generated.py"),
+        digest_of_files("runtime/intrinsics/*.py", "runtime/cuda*.py", "runtime/generated.py"),
     )

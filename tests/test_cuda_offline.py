@@ -232,27 +232,6 @@ def test_types_are_asked_once_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_toolkit
-@pytest.mark.parametrize("name", ["softmax", "attention"])
-def test_names_that_are_needed_are_those_that_numba_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tileloom.runtime import cuda
-
-    found, theirs, blocks = cuda._live_map, cuda.analysis.compute_live_map, list[int]()
-
-    def both(*given: Any) -> dict[int, set[str]]:
-        ours = found(*given)
-        assert ours == theirs(*given)
-        blocks.append(len(ours))
-        return ours
-
-    monkeypatch.setattr(cuda, "_live_map", both)
-    target = cuda_target("cuda:sm_80")
-    source, kernel = preferred(LADDER[name], target.name)
-    cuda._lowered(cuda.load(source), kernel, target)
-    assert max(blocks) > 10
-    assert cuda.analysis.compute_live_map is theirs
-
-
-@needs_toolkit
 def test_kernels_are_assembled_in_several_threads_at_once() -> None:
     from tileloom.runtime.cuda import assemble_one
 
