@@ -389,8 +389,12 @@ class _Product:
                 if self.pack is not None and mask is None and height == heights[0]:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
+                operands = a.block(b, i, height), right
+                below = None
+                if self.pack is None and mask is None and _is_known(operands[0].column, _i64(_size(self.t))):
+                    below = operands[0].at(b, _i64(height), _i64(0))
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, (a.block(b, i, height), right), (k, fresh), wide, mask, wanted)
+                self.block(b, places, operands, (k, fresh), wide, mask, wanted, below)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -418,13 +422,17 @@ class _Product:
         wide: int,
         mask: Any,
         wanted: tuple[Runs, Runs] | None,
+        below: Side | None,
     ) -> None:
-        """One block of accumulators, in registers through loops along k; the greatest asks for memory on the way."""
+        """One block of accumulators, in registers through loops along k, which ask for memory on the way: the greatest of
+        those that copy for what is `wanted`, those that read a in place for its rows `below`."""
         k, fresh = counts
         sums = self.start(b, places, fresh, mask)
         at: tuple[Any, list[Any]] = (_i64(0), sums)
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
+        elif below is not None:
+            at = self.asking_below(b, at, operands, k, below)
         elif wide > 1:
             at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
         _, sums = self.along_k(b, at, operands, k, wide, mask, 1, wide == 1 and len(places) > 1)
@@ -476,6 +484,24 @@ class _Product:
         values = [*start[1], first.address, first.distance, _i64(0)]
         step, values = folded_steps(b, start[0], k, ASKING, values, ask)
         return step, values[:-3]
+
+    def asking_below(
+        self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, below: Side
+    ) -> tuple[Any, list[Any]]:
+        """The loop along k; every `ASKING` steps it asks for a share of the lines that as many rows of a as the block has
+        hold in the columns under it. A core sees no pattern in rows of a few lines: it waits for each from a far cache."""
+        rows = len(start[1]) // self.blocks.wide
+        turns = max(1, LINE // (ASKING * _size(self.t)))
+        share = -(-rows // turns)
+
+        def ask(step: Any, sums: list[Any]) -> list[Any]:
+            turn = b.urem(b.udiv(step, _i64(ASKING)), _i64(turns))
+            first = below.at(b, b.mul(turn, _i64(share)), step)
+            for i in range(share):
+                prefetch(b, first.at(b, _i64(i), _i64(0)).address)
+            return self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
+
+        return folded_steps(b, start[0], k, ASKING, start[1], ask, written_out=False)
 
     def along_k(
         self,
