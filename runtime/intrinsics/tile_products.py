@@ -11,8 +11,9 @@ it falls into.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -390,11 +391,9 @@ class _Product:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
                 operands = a.block(b, i, height), right
-                below = None
-                if self.pack is None and mask is None and _is_known(operands[0].column, _i64(_size(self.t))):
-                    below = operands[0].at(b, _i64(height), _i64(0))
+                coming = self.coming(b, a, i, height, (m, k)) if mask is None else None
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, operands, (k, fresh), wide, mask, wanted, below)
+                self.block(b, places, operands, (k, fresh), wide, mask, wanted, coming)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -422,17 +421,17 @@ class _Product:
         wide: int,
         mask: Any,
         wanted: tuple[Runs, Runs] | None,
-        below: Side | None,
+        coming: Coming | None,
     ) -> None:
         """One block of accumulators, in registers through loops along k, which ask for memory on the way: the greatest of
-        those that copy for what is `wanted`, those that read a in place for its rows `below`."""
+        those that copy for what is `wanted`, those that read a in place for what is `coming` of it."""
         k, fresh = counts
         sums = self.start(b, places, fresh, mask)
         at: tuple[Any, list[Any]] = (_i64(0), sums)
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
-        elif below is not None:
-            at = self.asking_below(b, at, operands, k, below)
+        elif coming is not None:
+            at = self.asking_for(b, at, operands, k, coming)
         elif wide > 1:
             at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
         _, sums = self.along_k(b, at, operands, k, wide, mask, 1, wide == 1 and len(places) > 1)
@@ -485,20 +484,35 @@ class _Product:
         step, values = folded_steps(b, start[0], k, ASKING, values, ask)
         return step, values[:-3]
 
-    def asking_below(
-        self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, below: Side
+    def coming(self, b: Builder, a: Left, i: Any, height: int, counts: tuple[Any, Any]) -> Coming | None:
+        """What of an a that is read where it lies the blocks after the one of row i need first."""
+        (m, k), size = counts, _i64(_size(self.t))
+        if self.pack is not None:
+            return None
+        if _is_known(a.side.column, size):
+            return Coming(a.side.at(b, b.add(i, _i64(height)), _i64(0)), height)
+        if not _is_known(a.side.row, size):
+            return None
+        line = _i64(LINE // _size(self.t))
+        following = b.add(i, line)
+        inside = b.icmp_signed("<", following, m)
+        at = (b.select(inside, x, y) for x, y in ((following, _i64(0)), (_i64(0), k)))
+        return Coming(a.side.at(b, *at), 1, b.icmp_signed("<", b.urem(i, line), _i64(height)))
+
+    def asking_for(
+        self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, coming: Coming
     ) -> tuple[Any, list[Any]]:
-        """The loop along k; every `ASKING` steps it asks for a share of the lines that as many rows of a as the block has
-        hold in the columns under it. A core sees no pattern in rows of a few lines: it waits for each from a far cache."""
-        rows = len(start[1]) // self.blocks.wide
-        turns = max(1, LINE // (ASKING * _size(self.t)))
-        share = -(-rows // turns)
+        """The loop along k, which after every `ASKING` steps asks for as many columns of what is coming."""
+        along = coming.due is None
+        turns = max(1, LINE // (ASKING * _size(self.t))) if along else 1
+        rows, columns = -(-coming.rows // turns), 1 if along else ASKING
 
         def ask(step: Any, sums: list[Any]) -> list[Any]:
             turn = b.urem(b.udiv(step, _i64(ASKING)), _i64(turns))
-            first = below.at(b, b.mul(turn, _i64(share)), step)
-            for i in range(share):
-                prefetch(b, first.at(b, _i64(i), _i64(0)).address)
+            first = coming.side.at(b, b.mul(turn, _i64(rows)), step)
+            with nullcontext() if along else b.if_then(coming.due):
+                for i, j in product(range(rows), range(columns)):
+                    prefetch(b, first.at(b, _i64(i), _i64(j)).address)
             return self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
 
         return folded_steps(b, start[0], k, ASKING, start[1], ask, written_out=False)
@@ -569,6 +583,17 @@ class Runs:
 
     address: Any
     distance: Any
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Part of an operand that will be wanted soon: rows of dense columns, all of them asked for once a line, or one row of
+    columns that lie apart, asked for where it is `due`: at the first block of those that a line serves. A core sees no
+    pattern in pieces of a few lines, and waits for each from a far cache."""
+
+    side: Side
+    rows: int
+    due: Any = None
 
 
 # ---------------------------------------------------------------- copies
