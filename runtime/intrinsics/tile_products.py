@@ -11,7 +11,7 @@ it falls into.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -228,7 +228,8 @@ class _Product:
             with _steps(b, _i64(0), n, count) as j:
                 panel = self.panel(b, sides, j, k, part, whole)
                 ahead = self.ahead(b, panel, k, part.rows)
-                self.matrices(b, (out.at(b, _i64(0), j), part.left, panel), heights, None, ahead, part.stack)
+                left = replace(part.left, unseen=b.icmp_signed("==", j, _i64(0)))
+                self.matrices(b, (out.at(b, _i64(0), j), left, panel), heights, None, ahead, part.stack)
             j = b._last_index
             with b.if_then(b.icmp_signed("<", j, n)):
                 self.vectors(b, [out, *sides[1:]], counts, j, part)
@@ -485,32 +486,33 @@ class _Product:
         return step, values[:-3]
 
     def coming(self, b: Builder, a: Left, i: Any, height: int, counts: tuple[Any, Any]) -> Coming | None:
-        """What of an a that is read where it lies the blocks after the one of row i need first."""
+        """What of an a that is read where it lies the blocks after the one of row i need first, for the first panel: later
+        ones find it near."""
         (m, k), size = counts, _i64(_size(self.t))
-        if self.pack is not None:
+        if self.pack is not None or a.unseen is None:
             return None
         if _is_known(a.side.column, size):
-            return Coming(a.side.at(b, b.add(i, _i64(height)), _i64(0)), height)
+            return Coming(a.side.at(b, b.add(i, _i64(height)), _i64(0)), a.unseen, height)
         if not _is_known(a.side.row, size):
             return None
         line = _i64(LINE // _size(self.t))
         following = b.add(i, line)
         inside = b.icmp_signed("<", following, m)
         at = (b.select(inside, x, y) for x, y in ((following, _i64(0)), (_i64(0), k)))
-        return Coming(a.side.at(b, *at), 1, b.icmp_signed("<", b.urem(i, line), _i64(height)))
+        first = b.icmp_signed("<", b.urem(i, line), _i64(height))
+        return Coming(a.side.at(b, *at), b.and_(a.unseen, first))
 
     def asking_for(
         self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, coming: Coming
     ) -> tuple[Any, list[Any]]:
         """The loop along k, which after every `ASKING` steps asks for as many columns of what is coming."""
-        along = coming.due is None
-        turns = max(1, LINE // (ASKING * _size(self.t))) if along else 1
-        rows, columns = -(-coming.rows // turns), 1 if along else ASKING
+        turns = max(1, LINE // (ASKING * _size(self.t))) if coming.rows else 1
+        rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, ASKING)
 
         def ask(step: Any, sums: list[Any]) -> list[Any]:
             turn = b.urem(b.udiv(step, _i64(ASKING)), _i64(turns))
             first = coming.side.at(b, b.mul(turn, _i64(rows)), step)
-            with nullcontext() if along else b.if_then(coming.due):
+            with b.if_then(coming.due):
                 for i, j in product(range(rows), range(columns)):
                     prefetch(b, first.at(b, _i64(i), _i64(j)).address)
             return self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
@@ -587,13 +589,13 @@ class Runs:
 
 @dataclass(frozen=True)
 class Coming:
-    """Part of an operand that will be wanted soon: rows of dense columns, all of them asked for once a line, or one row of
-    columns that lie apart, asked for where it is `due`: at the first block of those that a line serves. A core sees no
-    pattern in pieces of a few lines, and waits for each from a far cache."""
+    """Part of an operand that will be wanted soon, to be asked for where that is `due`: so many rows of dense columns,
+    or (none) one whose columns lie apart, of which a line holds the next rows as well. A core sees no pattern in pieces of a
+    few lines, and waits for each from a far cache."""
 
     side: Side
-    rows: int
-    due: Any = None
+    due: Any
+    rows: int = 0
 
 
 # ---------------------------------------------------------------- copies
