@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def child(suite: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
     special: dict[str, Callable[[int, bool], Iterator[dict[str, Any]]]] = {
         "floors": floors,
-        "compile": compile_times,
+        "compile": partial(compile_times, only=args.only),
         "threads": sharing,
     }
     with thread_limit(threads):
@@ -324,9 +325,9 @@ print(1e3 * (first - (time.perf_counter() - start)))
 COLD = {"attention": [[1, 4, 512, 64]] * 3, "product": [[512, 512]] * 2, "soft": [[512, 512]]}
 
 
-def compile_times(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
+def compile_times(threads: int, quick: bool, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Wall clock from text to result in a new process, imports apart: with an empty cache folder, then a filled one."""
-    for name, shapes in COLD.items():
+    for name, shapes in ((n, s) for n, s in COLD.items() if any(x in n for x in only)):
         taken: dict[str, list[float]] = {"cold": [], "from disk": []}
         for _ in range(1 if quick else 5):
             with tempfile.TemporaryDirectory() as folder:
