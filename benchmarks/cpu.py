@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="a few cases, few samples")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds to measure one case for")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these")
+    parser.add_argument("--rounds", nargs=2, type=int, help="fewest and most samples of a case")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/cpu-SUITE.json")
     parser.add_argument("--json", type=Path, help="write the result of the one suite there")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -85,8 +87,9 @@ def spawn(suite: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if k not in UNSET} | dict.fromkeys(
         LIMITED, str(threads)
     )
-    command = [sys.executable, __file__, suite, "--child", "--threads", str(threads), "--only", args.only]
+    command = [sys.executable, __file__, suite, "--child", "--threads", str(threads), "--only", *args.only]
     command += ["--budget", str(args.budget)]
+    command += ["--rounds", *map(str, args.rounds)] if args.rounds else []
     print(f"-- {suite}, {threads} thread{'s' if threads > 1 else ''}", flush=True)
     done = subprocess.run(
         command + ["--quick"] * args.quick, env=environment, stdout=subprocess.PIPE, text=True, check=True
@@ -109,7 +112,7 @@ def child(suite: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
     special: dict[str, Callable[[int, bool], Iterator[dict[str, Any]]]] = {
         "floors": floors,
-        "compile": compile_times,
+        "compile": partial(compile_times, only=args.only),
         "threads": sharing,
     }
     with thread_limit(threads):
@@ -117,7 +120,7 @@ def child(suite: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
         if suite in special:
             recorded["rows"] = [shown(r) for r in special[suite](threads, quick)]
         else:
-            cases = (c for c in SUITES[suite](quick) if args.only in c.name)
+            cases = (c for c in SUITES[suite](quick) if any(x in c.name for x in args.only))
             recorded["rows"] = [r for c in cases for r in measured(c, threads, args)]
     recorded["conditions"]["clock"] = "CPU time of the process" if threads == 1 else "wall clock"
     recorded["conditions"]["rest_s"] = SPINNING_S if threads > 1 else "2 ms"
@@ -159,7 +162,7 @@ def measured(case: Any, threads: int, args: argparse.Namespace) -> list[dict[str
         rest = SPINNING_S.get(name, 2e-3) if threads > 1 else 2e-3
         usable.append(Variant(name, call, case.bound, rest))
         seconds += rest
-    fewest, most = QUICK_ROUNDS if args.quick else ROUNDS
+    fewest, most = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
     budget = QUICK_S if args.quick else args.budget
     found = compare(
         case.name,
@@ -322,9 +325,9 @@ print(1e3 * (first - (time.perf_counter() - start)))
 COLD = {"attention": [[1, 4, 512, 64]] * 3, "product": [[512, 512]] * 2, "soft": [[512, 512]]}
 
 
-def compile_times(threads: int, quick: bool) -> Iterator[dict[str, Any]]:
+def compile_times(threads: int, quick: bool, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Wall clock from text to result in a new process, imports apart: with an empty cache folder, then a filled one."""
-    for name, shapes in COLD.items():
+    for name, shapes in ((n, s) for n, s in COLD.items() if any(x in n for x in only)):
         taken: dict[str, list[float]] = {"cold": [], "from disk": []}
         for _ in range(1 if quick else 5):
             with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from ..dsl.records import dataclass
 from .product_time import ROW_BYTES, STEP, WARPGROUP_ROWS, Product, Tiling, best_of, fastest
@@ -119,9 +118,3 @@ def _tilings(
 @lru_cache(maxsize=1024)
 def _best(tiles: ProductTiles, p: Product, target: CudaTarget) -> Tiling:
     return best_of(p, tiles.tilings(p), target)
-
-
-def read(content: Mapping[str, Any]) -> ProductTiles:
-    """One from its fields as JSON has them."""
-    lists = {k: tuple(v) for k, v in content.items() if isinstance(v, list | tuple)}
-    return ProductTiles(**{**content, **lists, "operands": tuple(Operand(**o) for o in content["operands"])})

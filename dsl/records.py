@@ -76,7 +76,10 @@ def _compiled(owner: type, name: str, frozen: bool) -> Any:
     other = dataclasses.make_dataclass(
         owner.__name__,
         fields,
-        namespace={"__post_init__": None} if hasattr(owner, "__post_init__") else {},
+        namespace={
+            "__doc__": owner.__doc__,  # `dataclasses` would ask for the signature
+            **({"__post_init__": None} if hasattr(owner, "__post_init__") else {}),
+        },
         init=name == "__init__",
         repr=name == "__repr__",
         eq=name in ("__eq__", "__hash__"),

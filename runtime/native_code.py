@@ -14,9 +14,6 @@ from .cache import digest, digest_of_files, store
 def address(name: str, write: Callable[[ir.Module], None], *files: str) -> int:
     """The address of function `name` of the module that `write` fills, for the life of the process. `files` hold the text
     that decides what it writes."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(opt=2, jit=True)
     own = digest_of_files("runtime/native_code.py", *files)
     folder, group = store(), f"native-{digest(binding.get_default_triple(), llvmlite.__version__, own)}"
     with folder.making(group):
@@ -25,13 +22,27 @@ def address(name: str, write: Callable[[ir.Module], None], *files: str) -> int:
             module = ir.Module(name)
             module.triple = binding.get_default_triple()
             write(module)
-            code = machine.emit_object(binding.parse_assembly(str(module)))
+            code = _machine().emit_object(binding.parse_assembly(str(module)))
             folder.put(group, code, name)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
-    engine.finalize_object()
+    engine = linked(code)
     _engines.append(engine)
     return int(engine.get_function_address(name))
+
+
+def linked(object_file: bytes) -> Any:
+    """What owns the machine code of an object file and knows the addresses of its symbols. Ends the process where the file
+    needs a symbol that neither the process has nor LLVM was told of."""
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(object_file))
+    engine.finalize_object()
+    return engine
+
+
+def _machine() -> Any:
+    """What LLVM makes code for: one for each engine, which owns it."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.Target.from_default_triple().create_target_machine(opt=2, jit=True)
 
 
 _engines: list[Any] = []

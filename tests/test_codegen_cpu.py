@@ -759,7 +759,7 @@ def test_loops_are_vectorised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for m in M by 8, n in N by 256 parallel { store y[m, n] = exp(load x[m, n]) } } }"""
     compiled(text, {"x": normal(3, 300)})
     task = functions_of(text)["v_tasks"]
-    (assembly,) = task.inspect_asm().values()  # type: ignore[attr-defined]
+    (assembly,) = task.dispatcher.inspect_asm().values()  # type: ignore[attr-defined]
     body = assembly.split("v_tasks")[1]
     vectors = [r for r in ("zmm", "ymm", "xmm", "v0.4s") if r in assembly]
     assert vectors, body[:200]

@@ -13,7 +13,7 @@ import pytest
 from numba.core import codegen, event
 
 import tileloom as tl
-from tileloom.runtime import kernels
+from tileloom.runtime import kernels, stored_code
 from tileloom.runtime.generated import PASSES, types_asked_once
 from tileloom.runtime.waiting import is_reached
 
@@ -161,3 +161,30 @@ def test_waiting_ends_with_the_value_or_the_rounds() -> None:
     cells[2] = 7
     waiter.join()
     assert answers == [1]
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_what_the_cache_folder_holds_is_neither_run_as_text_nor_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = tl.compile(tl.parse(f"# {time.monotonic_ns()}\n" + PRODUCT)["product"])
+    expected = kernel(*ARGUMENTS["product"])
+    source = kernel.compilation(*ARGUMENTS["product"]).source
+    monkeypatch.setattr(kernels, "_modules", {})
+    again = kernels.build(source)
+    task = again["product_tasks"]
+    assert "multiply_packing" not in task._text.module.__dict__  # type: ignore[attr-defined]
+    a, b = ARGUMENTS["product"]
+    compiled, c = Log(), np.zeros_like(expected)
+    with event.install_listener("numba:compile", compiled):
+        kernels.version(again["product"], [a, b, c, 24, 8, 24])(a, b, c, 24, 8, 24)
+    assert not compiled.data
+    assert "dispatchers" not in vars(task._text)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(c, expected)
+    frame = again["product"].__code__.co_firstlineno
+    assert source.splitlines()[frame - 1].startswith("def product(")
+
+
+def test_a_function_that_needs_a_symbol_of_elsewhere_is_not_linked() -> None:
+    assert stored_code._found(("numba_unpickle", "PyErr_Occurred", "NRT_MemInfo_alloc_aligned", "memcpy"))
+    assert not stored_code._found(("PyErr_Occurred", "tileloom_has_no_such_symbol"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import tileloom as tl
 from tileloom.compiler.pipeline import Compilation, compile_kernel
-from tileloom.compiler.product_tiles import read
 from tileloom.compiler.product_time import SAME_TIME, Product, Tiling, clocks, fastest, parts_of, step_clocks
 from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import CPU, SM_90A
@@ -208,13 +206,13 @@ def test_classes_that_share_code_are_found_again(monkeypatch: pytest.MonkeyPatch
     assert count == [2]
 
 
-def test_what_tiles_are_chosen_from_comes_back_from_json() -> None:
+def test_what_tiles_are_chosen_from_comes_back_from_the_cache_folder() -> None:
     for text in ("N, K", "K, N"):
         (plan,) = compiled(512, 6144, 4096, "tile m by 64\nsplit k by 2", b=text).plans
         assert plan.product is not None
         assert plan.product.row == 64
         assert plan.product.parts == (2,)
-        again = read(json.loads(json.dumps(asdict(plan.product))))
+        again = pickle.loads(pickle.dumps(plan.product))
         assert again == plan.product
         assert hash(again) == hash(plan.product)
 

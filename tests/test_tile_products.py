@@ -33,6 +33,13 @@ def onto(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
 
 
 @njit
+def onto_turned(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply(
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 0, 1, ROW), m, n, k, fresh
+    )
+
+
+@njit
 def packing(c: Any, a: Any, b: Any, panel: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
     multiply_packing(
         matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 1, 0, 0), None,
@@ -78,8 +85,22 @@ def test_product_sets_or_adds_and_touches_nothing_else(dtype: Any) -> None:
         for fresh, expected in ((True, want), (False, 2 * want)):
             onto(c, a, b, m, n, k, fresh)
             np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
+            c[1 : m + 1, :n] -= 0 if fresh else want
+            onto_turned(c, np.ascontiguousarray(a.T), b, m, n, k, fresh)
+            np.testing.assert_array_equal(c[1 : m + 1, :n], expected)
             assert (c[1 : m + 1, n:] == 7).all()
             assert (c[[0, m + 1]] == 7).all()
+
+
+def test_what_is_read_in_place_is_asked_for_and_what_is_copied_is_not() -> None:
+    a, b, c = (np.zeros(s, np.float32) for s in ((16, 24), (24, ROW), (18, ROW)))
+    for product, left in ((onto, a), (onto_turned, np.ascontiguousarray(a.T))):
+        product(c, left, b, 16, 16, 24, True)
+        text = product.inspect_llvm()[product.signatures[0]]
+        assert text.count("call void @llvm.prefetch") > 0
+    gaps = np.zeros((32, 48), np.float32)[::2, ::2]
+    onto(c, gaps, b, 16, 16, 24, True)
+    assert "call void @llvm.prefetch" not in onto.inspect_llvm()[onto.signatures[-1]]
 
 
 def test_every_number_of_rows_is_cut_into_blocks() -> None:

@@ -49,7 +49,9 @@ UNNEEDED = (
     "tileloom.compiler.verify",
     "tileloom.compiler.tile_source",
     "tileloom.compiler.schedule_text",
+    "tileloom.compiler.tile_text",
     "tileloom.compiler.codegen.cpu",
+    "tileloom.runtime.intrinsics.vectors",
     "tileloom.compiler.interpreter.tile",
     "numba.np.arrayobj",  # Numba's own library, a quarter of a second
     "numba.cpython.unicode",

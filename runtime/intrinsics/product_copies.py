@@ -7,6 +7,7 @@ reads one stream at fixed distances. Columns of b go into panels as wide as a bl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from llvmlite import ir
@@ -69,10 +70,11 @@ Way = Callable[[Side], None]
 @dataclass(frozen=True)
 class Left:
     """The operand whose elements are taken one at a time: a matrix, or its copy in slivers, whose `row` is then a row's
-    share of a sliver."""
+    share of a sliver. `unseen`: is it read for the first time? None where that is all the same."""
 
     side: Side
     in_slivers: bool = False
+    unseen: Any = None
 
     def block(self, b: Builder, first: Any, rows: int) -> Side:
         """Rows from `first` on, at most so many: in one sliver, where the copy is in slivers."""
@@ -88,7 +90,7 @@ class Left:
 
     def moved(self, b: Builder, count: Any, distance: Any) -> Left:
         s = self.side
-        return Left(Side(moved(b, s.address, count, distance), s.row, s.column), self.in_slivers)
+        return replace(self, side=replace(s, address=moved(b, s.address, count, distance)))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -227,7 +228,8 @@ class _Product:
             with _steps(b, _i64(0), n, count) as j:
                 panel = self.panel(b, sides, j, k, part, whole)
                 ahead = self.ahead(b, panel, k, part.rows)
-                self.matrices(b, (out.at(b, _i64(0), j), part.left, panel), heights, None, ahead, part.stack)
+                left = replace(part.left, unseen=b.icmp_signed("==", j, _i64(0)))
+                self.matrices(b, (out.at(b, _i64(0), j), left, panel), heights, None, ahead, part.stack)
             j = b._last_index
             with b.if_then(b.icmp_signed("<", j, n)):
                 self.vectors(b, [out, *sides[1:]], counts, j, part)
@@ -389,8 +391,10 @@ class _Product:
                 if self.pack is not None and mask is None and height == heights[0]:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
+                operands = a.block(b, i, height), right
+                coming = self.coming(b, a, i, height, (m, k)) if mask is None else None
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, (a.block(b, i, height), right), (k, fresh), wide, mask, wanted)
+                self.block(b, places, operands, (k, fresh), wide, mask, wanted, coming)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -418,13 +422,17 @@ class _Product:
         wide: int,
         mask: Any,
         wanted: tuple[Runs, Runs] | None,
+        coming: Coming | None,
     ) -> None:
-        """One block of accumulators, in registers through loops along k; the greatest asks for memory on the way."""
+        """One block of accumulators, in registers through loops along k, which ask for memory on the way: the greatest of
+        those that copy for what is `wanted`, those that read a in place for what is `coming` of it."""
         k, fresh = counts
         sums = self.start(b, places, fresh, mask)
         at: tuple[Any, list[Any]] = (_i64(0), sums)
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
+        elif coming is not None:
+            at = self.asking_for(b, at, operands, k, coming)
         elif wide > 1:
             at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
         _, sums = self.along_k(b, at, operands, k, wide, mask, 1, wide == 1 and len(places) > 1)
@@ -476,6 +484,40 @@ class _Product:
         values = [*start[1], first.address, first.distance, _i64(0)]
         step, values = folded_steps(b, start[0], k, ASKING, values, ask)
         return step, values[:-3]
+
+    def coming(self, b: Builder, a: Left, i: Any, height: int, counts: tuple[Any, Any]) -> Coming | None:
+        """What of an a that is read where it lies the blocks after the one of row i need first, for the first panel: later
+        ones find it near."""
+        (m, k), size = counts, _i64(_size(self.t))
+        if self.pack is not None or a.unseen is None:
+            return None
+        if _is_known(a.side.column, size):
+            return Coming(a.side.at(b, b.add(i, _i64(height)), _i64(0)), a.unseen, height)
+        if not _is_known(a.side.row, size):
+            return None
+        line = _i64(LINE // _size(self.t))
+        following = b.add(i, line)
+        inside = b.icmp_signed("<", following, m)
+        at = (b.select(inside, x, y) for x, y in ((following, _i64(0)), (_i64(0), k)))
+        first = b.icmp_signed("<", b.urem(i, line), _i64(height))
+        return Coming(a.side.at(b, *at), b.and_(a.unseen, first))
+
+    def asking_for(
+        self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, coming: Coming
+    ) -> tuple[Any, list[Any]]:
+        """The loop along k, which after every `ASKING` steps asks for as many columns of what is coming."""
+        turns = max(1, LINE // (ASKING * _size(self.t))) if coming.rows else 1
+        rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, ASKING)
+
+        def ask(step: Any, sums: list[Any]) -> list[Any]:
+            turn = b.urem(b.udiv(step, _i64(ASKING)), _i64(turns))
+            first = coming.side.at(b, b.mul(turn, _i64(rows)), step)
+            with b.if_then(coming.due):
+                for i, j in product(range(rows), range(columns)):
+                    prefetch(b, first.at(b, _i64(i), _i64(j)).address)
+            return self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
+
+        return folded_steps(b, start[0], k, ASKING, start[1], ask, written_out=False)
 
     def along_k(
         self,
@@ -543,6 +585,17 @@ class Runs:
 
     address: Any
     distance: Any
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Part of an operand that will be wanted soon, to be asked for where that is `due`: so many rows of dense columns,
+    or (none) one whose columns lie apart, of which a line holds the next rows as well. A core sees no pattern in pieces of a
+    few lines, and waits for each from a far cache."""
+
+    side: Side
+    due: Any
+    rows: int = 0
 
 
 # ---------------------------------------------------------------- copies

@@ -3,19 +3,19 @@
 A variant is made for the element types of a call, for the values of the extents that are compiled in and for the classes of
 all other sizes; its decisions are predicted for the first sizes of these classes. Tiles of products by warpgroups, on which
 depends how many multiprocessors the last tasks leave idle, are those of each call's own sizes. Classes and tiles whose
-decisions come to the same code share it. The folder holds what is needed to run a variant, as text; what explains it is made
-again when somebody asks.
+decisions come to the same code share it. The folder holds what is needed to run a variant; what explains it is made again
+when somebody asks.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import __version__
 from .compiler.options import Options
@@ -24,7 +24,6 @@ from .compiler.target import CudaTarget, Target
 from .compiler.tensor_ir import Graph
 from .compiler.tensor_text import print_graph
 from .compiler.tile_kernel import TilesKernel
-from .compiler.tile_text import print_module
 from .dsl.records import dataclass
 from .dsl.syntax import ProgramKernel
 from .dsl.types import DType
@@ -51,12 +50,12 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Record:
-    """What the cache folder keeps of a compilation: `tile` and `source` as text, the sizes it was predicted for, and what
-    tiles of its products were chosen from."""
+    """What the cache folder keeps of a compilation: the tile program as its text says it, which takes six times as long to
+    parse as to unpickle, the code, the sizes it was predicted for, and what tiles of its products were chosen from."""
 
     sizes: dict[str, int]
     statics: dict[str, int]
-    tile: str
+    module: TileModule
     source: str
     products: tuple[ProductTiles, ...] = ()
 
@@ -86,9 +85,7 @@ class Variant:
 
     @property
     def module(self) -> TileModule:
-        from .compiler.tile_text import parse_module
-
-        return parse_module(self.record.tile)
+        return self.record.module
 
     @cached_property
     def on_gpu(self) -> Run:
@@ -181,9 +178,12 @@ class Variants:
         return made
 
     def _made_variant(self, graph: Graph, dtypes: Mapping[str, DType], extents: Mapping[str, int]) -> Variant:
+        from .compiler.tile_text import parse_module
+
         made = self.compile(dtypes, extents)
         products = tuple(p.product for p in made.plans if p.product is not None)
-        record = Record(made.sizes, made.statics, made.snapshots["tile"], made.source, products)
+        module = parse_module(made.snapshots["tile"])
+        record = Record(made.sizes, made.statics, module, made.source, products)
         variant = Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
         variant.compilation = made
         return variant
@@ -191,7 +191,7 @@ class Variants:
     def _group(self, graph: Graph, classes: Mapping[str, int]) -> str:
         """All that a compilation depends on but the values compiled in, digested."""
         stated = print_schedule(self.schedule) if self.schedule is not None else ""
-        by_hand = print_module(self.kernel.text.module) if isinstance(self.kernel, TilesKernel) else ""
+        by_hand = _text_of(self.kernel) if isinstance(self.kernel, TilesKernel) else ""
         text = (
             print_graph(graph),
             by_hand,
@@ -201,6 +201,12 @@ class Variants:
             repr(sorted(classes.items())),
         )
         return f"kernel-{digest(*text, *_facts())}"
+
+
+def _text_of(kernel: TilesKernel) -> str:
+    from .compiler.tile_text import print_module
+
+    return print_module(kernel.text.module)
 
 
 def size_classes(extents: Mapping[str, int], machine: Target) -> dict[str, int]:
@@ -217,19 +223,10 @@ def read(folder: Store, group: str, extents: Mapping[str, int], machine: Target)
     for name in folder.names(group):
         if _fits(name, extents):
             content = folder.get(group, name)
-            record = None if content is None else _record(json.loads(content))
+            record: Record | None = None if content is None else pickle.loads(content)
             if record is not None and record.fits(extents, machine):
                 return record
     return None
-
-
-def _record(content: dict[str, Any]) -> Record:
-    products = content.pop("products")
-    if not products:
-        return Record(**content)
-    from .compiler.product_tiles import read as read_product
-
-    return Record(**content, products=tuple(map(read_product, products)))
 
 
 def write(folder: Store, group: str, record: Record, machine: Target) -> None:
@@ -238,7 +235,7 @@ def write(folder: Store, group: str, record: Record, machine: Target) -> None:
     tiles = [f"{t.rows}x{t.columns}x{t.parts}" for t in record.tilings(record.sizes, machine)]
     name = ",".join([*stated, *tiles]) or "any"
     if len(name.encode()) < LONGEST_NAME:
-        folder.put(group, json.dumps(asdict(record)).encode(), name)
+        folder.put(group, pickle.dumps(record), name)
 
 
 def _fits(name: str, extents: Mapping[str, int]) -> bool:
