@@ -239,7 +239,8 @@ class Loops(Reads):
                 self.segment(s, axis, full, cascades, packed, started)
         here = {id(s) for s in statements(loops)}
         for ring in [r for r in self.slots if not r.looped and self.last_readers[r] in here]:
-            self.give_back(ring)
+            if ring is not self.staging.through:  # results leave there first
+                self.give_back(ring)
         if parts[0][0].trails and self.skewed:
             follows = self.in_task() and not self.has_next
             self.text.line(f"if {started} != 0:")
