@@ -123,7 +123,7 @@ def test_which_rows_take_which_series(monkeypatch: pytest.MonkeyPatch, wrong: in
 def test_a_warp_without_a_series_does_not_ask_for_some_steps(
     monkeypatch: pytest.MonkeyPatch, rest: int, asks: bool
 ) -> None:
-    """Scores of the first step are far below 0, those of the two after it are small; there series without coefficients show."""
+    """Scores of the first step are far below 0, those of the two after it small: there series without coefficients show."""
     spoiled = tuple(replace(s, terms=(0.0,) * len(s.terms)) for s in SERIES)
     monkeypatch.setattr(warpgroup_softcaps, "SERIES", spoiled)
     monkeypatch.setattr(warpgroup_softcaps, "STEPS_WITHOUT_ASKING", rest)

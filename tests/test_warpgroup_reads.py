@@ -213,17 +213,27 @@ def test_tasks_that_read_the_same_tile_are_neighbours(index: str, want: list[tup
 
 @pytest.mark.parametrize(
     ("sizes", "subset"),
-    [({"M": 128, "N": 128, "H": 2}, ""), ({"M": 200, "N": 136, "B": 2}, ""), ({"M": 200, "N": 136}, "| n <= m")],
+    [
+        ({"M": 128, "N": 128, "H": 2}, ""),
+        ({"M": 200, "N": 136, "B": 2}, ""),
+        ({"M": 200, "N": 136}, "| n <= m"),
+    ],
 )
 def test_results_leave_through_the_slots_of_queries(sizes: dict[str, int], subset: str) -> None:
     """Where shared memory has room for a second slot of queries, or for results: a block's next queries come while it
     computes, and its results lie where these were."""
     sizes = {**SIZES, "D": 64, **sizes}
-    slots = 2 * 16 + 4 * 4 + 16  # KiB: two of q, 128 rows of 128 bytes, two of k and of v, 32 rows, one of the bias
+    slots = (
+        2 * 16 + 4 * 4 + 16
+    )  # KiB: two of q, 128 rows of 128 bytes, two of k and of v, 32 rows, one of the bias
     small = replace(SM_90A, shared_per_block_bytes=(slots << 10) + 2048)
     text = TEXT.replace("TYPE", "T").replace("INDEX", "m, n").replace("SHAPE", "M, N").replace("SET", subset)
-    schedule = parse_schedule("schedule s for attention on cuda:sm_90a { tier wgmma\n tile m by 128, n by 32 }")
-    made = compile_kernel(tl.parse(text)["attention"], small, sizes, dtypes={"T": DType.F16}, schedule=schedule)
+    schedule = parse_schedule(
+        "schedule s for attention on cuda:sm_90a { tier wgmma\n tile m by 128, n by 32 }"
+    )
+    made = compile_kernel(
+        tl.parse(text)["attention"], small, sizes, dtypes={"T": DType.F16}, schedule=schedule
+    )
     (told,) = (r.message for r in made.remarks if r.name == "roles")
     assert "q by 2, k by 2, v by 2, bias by 1; results leave through the slots of `q`" in told
     given = inputs(sizes)

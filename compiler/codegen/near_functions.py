@@ -119,7 +119,9 @@ class _Nearing:
 
     def is_shared(self, e: Expr) -> bool:
         """Is it a number of its own, the same for all elements?"""
-        return isinstance(e, ScalarRef | Name) and self.is_f32(e) and not self.facts.type_of(e, self.types).axes
+        return (
+            isinstance(e, ScalarRef | Name) and self.is_f32(e) and not self.facts.type_of(e, self.types).axes
+        )
 
     def scaled(self, e: Expr, by: float) -> Expr:
         """e · by, with the factors of e that all elements share in one: (a · x) / 30 · by -> x · (a · (by / 30)).

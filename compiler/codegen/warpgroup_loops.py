@@ -327,9 +327,6 @@ class Loops(Reads):
         for x in s.body:
             if isinstance(x, Let) and x.name in self.staging.names:
                 self.let(x)
-        reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
-        for x in reads:
-            self.fetch_tile(x)
         takes_turns = starts_trails and self.warpgroups > 1 and bool(cascade.leads) and bool(cascade.trails)
         if takes_turns:
             self.text.line(f"meet({TURNS} + warpgroup, 256)")
@@ -339,6 +336,9 @@ class Loops(Reads):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
+        reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
+        for x in reads:
+            self.fetch_tile(x)
         self.hand_back(reads)
         self.shifts = {}
         if s.axis.name not in self.full:

@@ -15,7 +15,7 @@ from .staging import CHUNK, OUTPUT_BYTES, ROW_BYTES
 from .warpgroup_loops import Loops
 from .warpgroup_products import STEP
 
-LEAVING = 12  # the first of the named barriers at which the warps of a warpgroup meet before results take a slot
+LEAVING = 12  # the first of the named barriers at which a warpgroup's warps meet before results take a slot
 WARP_ROWS = 16  # of a warpgroup's 64, those whose sums a warp has
 WARPS = 4  # of a warpgroup
 

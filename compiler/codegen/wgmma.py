@@ -55,7 +55,7 @@ from .warpgroup_form import prepared, without_sure_steps
 from .warpgroup_loops import TURNS
 from .warpgroup_reads import read_tensors, with_named_reads
 from .warpgroup_results import WARPS, Results
-from .warpgroup_softcaps import SERIES
+from .warpgroup_softcaps import SERIES, STEPS_WITHOUT_ASKING
 
 THREADS = 128  # of a warpgroup
 COLUMNS = 2  # side by side in one thread (PTX ISA 9.7.15.5.1, registers of wgmma)
@@ -118,9 +118,10 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 @dataclass(frozen=True)
 class Choices:
     """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, the tensor through whose
-    slots results leave ("" where they have memory of their own), how blocks take tasks, whether it has loops that compute between products, with their order, whether maxima stay where they are while
-    that is not much (`lazy_maximum`), whether there are none, because tanh bounds scores (`bounded_scores`), and tensors of
-    which threads read tiles by themselves, each with the reason."""
+    slots results leave ("" where they have memory of their own), how blocks take tasks, whether it has loops that compute
+    between products, with their order, whether maxima stay where they are while that is not much (`lazy_maximum`), whether
+    there are none, because tanh bounds scores (`bounded_scores`), and tensors of which threads read tiles by themselves,
+    each with the reason."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int], ...]
@@ -170,7 +171,15 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     lazy = not bounded and with_lazy_maxima(ready) is not ready
     through = loader.staging.through
     return Choices(
-        loader.warpgroups, rings, through.name if through else "", loader.order(), cascades, skewed, lazy, bounded, tuple(apart.items())
+        loader.warpgroups,
+        rings,
+        through.name if through else "",
+        loader.order(),
+        cascades,
+        skewed,
+        lazy,
+        bounded,
+        tuple(apart.items()),
     )
 
 
@@ -183,7 +192,7 @@ def _told_of_softcaps() -> str:
     bounds = " or ".join(f"{s.bound:g}" for s in SERIES)
     return (
         f"no maximum, because tanh bounds scores, and a polynomial where all that a warp has of a row lies below {bounds} "
-        "of the cap before it; "
+        f"of the cap before it (where some of it does not, the warp asks again after {STEPS_WITHOUT_ASKING} steps); "
     )
 
 

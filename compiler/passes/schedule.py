@@ -192,8 +192,8 @@ def _rows_of_cascade(
     if others * -(-rows // WARPGROUP_ROWS) < 4 * sms:
         remarks.add(
             "note", "schedule", "cascade-tiles",
-            f"{region.name}: the busiest multiprocessor takes {one:.1f} steps with tiles of 64 rows, each in {ONE_WARPGROUP} "
-            f"of the time, {two:.1f} with tiles of 128 rows",
+            f"{region.name}: the busiest multiprocessor takes {one:.1f} steps with tiles of 64 rows, each in "
+            f"{ONE_WARPGROUP} of the time, {two:.1f} with tiles of 128 rows",
             region.roots[0].span,
         )  # fmt: skip
     return best
