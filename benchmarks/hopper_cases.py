@@ -426,7 +426,8 @@ def repeats() -> dict[str, tuple[Kernel, Any]]:
                 attention_kernel(d, 4096, domain),
                 Attended(d, 4096, domain),
             )
-    return found
+    biased = Attended(128, 4096, "full", "bias")
+    return {**found, "repeats attention D128 full bias": (biased.kernel, biased)}
 
 
 def small() -> dict[str, tuple[Kernel, Any]]:

@@ -119,6 +119,34 @@ def test_which_rows_take_which_series(monkeypatch: pytest.MonkeyPatch, wrong: in
     assert off[:16].max() < 0.01
 
 
+@pytest.mark.parametrize(("rest", "asks"), [(15, False), (1, True)])
+def test_a_warp_without_a_series_does_not_ask_for_some_steps(
+    monkeypatch: pytest.MonkeyPatch, rest: int, asks: bool
+) -> None:
+    """Scores of the first step are far below 0, those of the two after it small: there series without coefficients show."""
+    spoiled = tuple(replace(s, terms=(0.0,) * len(s.terms)) for s in SERIES)
+    monkeypatch.setattr(warpgroup_softcaps, "SERIES", spoiled)
+    monkeypatch.setattr(warpgroup_softcaps, "STEPS_WITHOUT_ASKING", rest)
+    cap, given = 9.0 + rest, drawn()  # a program of its own, as above
+    given["q"][..., 0], given["k"][..., 0] = 4, 0.25
+    given["k"][..., :32, 0] = -40
+    off = errors(attention(cap=cap), given, cap)
+    assert (off.max() > 0.01) == asks
+
+
+@pytest.mark.parametrize("score", ["softcap(2.0 * scale * SUM, CAP)", "softcap(a[h] * SUM, CAP)"])
+def test_numbers_that_all_elements_share_join_the_cap(score: str) -> None:
+    """A factor that is computed or loaded: polynomials take it too."""
+    total = "sum[d](q[b, h, m, d] * k[b, h, n, d])"
+    text = TEXT.replace(f"softcap(scale * {total}, CAP)", score.replace("SUM", total))
+    made, given = attention(text=text), drawn()
+    given["a"][:] = 1.0
+    assert "both_signs_f32(" in roles(made)
+    got = emulate.run_module(made.module, made.source, given, {"scale": 0.5}, blocks=2)["o"]
+    want, _ = attention64(*(given[x] for x in "qkv"), scale=1.0, sees=True, softcap=6.0)
+    assert np.abs(got.astype(float) - want).max() < 0.01
+
+
 def polynomial(terms: Sequence[float], u: Array) -> Array:
     """By fused multiply-adds in f32 (float64 holds a product of two f32)."""
     total = np.full_like(u, np.float32(terms[-1]))

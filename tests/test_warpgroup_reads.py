@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -142,22 +143,26 @@ def test_two_tiles_come_through_rings_of_their_own() -> None:
 
 
 def test_what_fills_shared_memory_at_128_columns() -> None:
-    """One slot of 32 KiB for the bias; queries have one instead of two, and 32 KiB are left for results."""
+    """One slot of 32 KiB for the bias and two for queries, and none is left for results."""
     sizes = {"B": 1, "H": 16, "M": 4096, "N": 4096, "D": 128}
     made = compiled("m by 128, n by 128", sizes)
     found = wgmma.choices(made.module.programs[0], SM_90A)
-    assert dict(found.stages()) == {"q": 1, "k": 2, "v": 2, "bias": 1}
-    assert "q by 1, k by 2, v by 2, bias by 1" in found.told()
-    assert made.schedule.stages == (("q", 1), ("k", 2), ("v", 2), ("bias", 1))
+    assert dict(found.stages()) == {"q": 2, "k": 2, "v": 2, "bias": 1}
+    assert "q by 2, k by 2, v by 2, bias by 1; results leave through the slots of `q`" in found.told()
+    assert made.schedule.stages == (("q", 2), ("k", 2), ("v", 2), ("bias", 1))
     bytes_ = int(re.findall(r"# (\d+) bytes of shared memory", made.source)[0])
-    barriers = 2 * 8 * (1 + 2 + 2 + 2)  # a pair for each slot, and for each warpgroup's part of the bias's
-    assert bytes_ == (32 << 10) * (1 + 2 + 2 + 1 + 1) + barriers
+    barriers = 2 * 8 * (2 + 2 + 2 + 2)  # a pair for each slot, and for each warpgroup's part of the bias's
+    assert bytes_ == (32 << 10) * (2 + 2 + 2 + 1) + barriers
+    stated = compiled("m by 128, n by 128\n stage q by 2, k by 2, v by 2, bias by 1", sizes)
+    assert stated.source == made.source
+    one = compiled("m by 128, n by 128\n stage q by 1", sizes)
+    assert "results leave" not in wgmma.choices(one.module.programs[0], SM_90A).told()
 
 
 @pytest.mark.parametrize(
     ("tiles", "d", "type_", "reason"),
     [
-        ("m by 128, n by 64", 256, "T", "bytes of shared memory"),
+        ("m by 128, n by 64\n stage k by 3", 256, "T", "bytes of shared memory"),
         ("m by 64, n by 32", 16, "f32", "holds f32, not f16 or bf16"),
     ],
 )
@@ -171,7 +176,7 @@ def test_why_threads_read_by_themselves_is_said(tiles: str, d: int, type_: str, 
 
 def test_slots_for_which_there_is_no_room_are_refused() -> None:
     with pytest.raises(TileError, match="bytes of shared memory"):
-        compiled("m by 128, n by 64\n stage bias by 1", {**SIZES, "M": 256, "N": 256, "D": 256})
+        compiled("m by 128, n by 64\n stage k by 3, bias by 1", {**SIZES, "M": 256, "N": 256, "D": 256})
 
 
 @pytest.mark.parametrize(
@@ -204,3 +209,34 @@ def test_tasks_that_read_the_same_tile_are_neighbours(index: str, want: list[tup
         exec(textwrap.dedent(inside), {**names, "task": task}, here := {})
         found.append((here["m_0"], here["b"], here["h"]))
     assert found == [(m, b, h) for m in (64, 0) for b, h in want]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "subset"),
+    [
+        ({"M": 128, "N": 128, "H": 2}, ""),
+        ({"M": 200, "N": 136, "B": 2}, ""),
+        ({"M": 200, "N": 136}, "| n <= m"),
+    ],
+)
+def test_results_leave_through_the_slots_of_queries(sizes: dict[str, int], subset: str) -> None:
+    """Where shared memory has room for a second slot of queries, or for results: a block's next queries come while it
+    computes, and its results lie where these were."""
+    sizes = {**SIZES, "D": 64, **sizes}
+    slots = (
+        2 * 16 + 4 * 4 + 16
+    )  # KiB: two of q, 128 rows of 128 bytes, two of k and of v, 32 rows, one of the bias
+    small = replace(SM_90A, shared_per_block_bytes=(slots << 10) + 2048)
+    text = TEXT.replace("TYPE", "T").replace("INDEX", "m, n").replace("SHAPE", "M, N").replace("SET", subset)
+    schedule = parse_schedule(
+        "schedule s for attention on cuda:sm_90a { tier wgmma\n tile m by 128, n by 32 }"
+    )
+    made = compile_kernel(
+        tl.parse(text)["attention"], small, sizes, dtypes={"T": DType.F16}, schedule=schedule
+    )
+    (told,) = (r.message for r in made.remarks if r.name == "roles")
+    assert "q by 2, k by 2, v by 2, bias by 1; results leave through the slots of `q`" in told
+    given = inputs(sizes)
+    got = emulate.run_module(made.module, made.source, given, {"scale": 0.3}, blocks=1)["o"]
+    sees = np.arange(sizes["N"]) <= np.arange(sizes["M"])[:, None] if subset else True
+    assert np.abs(got.astype(float) - exact(given, "m, n", sees)).max() < 2e-3

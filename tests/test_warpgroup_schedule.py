@@ -57,7 +57,7 @@ def test_lines_print_as_they_are_read() -> None:
         ("stage k by 17", "17 in `stage`: not possible", "17"),
         ("stage k by 0", "0 in `stage`: not possible", "0"),
         ("stage k by 1", "`k` comes anew in each step of a loop; that takes 2 slots", "k"),
-        ("tile n by 256\nstage q by 6", "bytes of shared memory", "q"),
+        ("tile n by 256\nstage q by 7", "bytes of shared memory", "q"),
         ("stage x by 2", "`x` does not come through a ring", "x"),
         ("warpgroups 1 load + 4 compute", "4 of warpgroups that compute: not possible", "4"),
         ("warpgroups 2 load + 1 compute", "2 of warpgroups that load: not possible", "2"),
@@ -144,6 +144,26 @@ def test_few_rows_take_one_warpgroup() -> None:
     assert len(made.module.programs) == 1
     fewer = compiled("", PRODUCT, {"M": 64, "N": 1024, "K": 8192})
     assert [p.name for p in fewer.module.programs] == ["product_parts", "product"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "subset", "warpgroups", "steps"),
+    [
+        (16, 1024, "", 2, "16.0 steps with tiles of 64 rows, each in 0.71 of the time, 8.0 with"),
+        (16, 1024, "| n <= m", 1, "8.7 steps with tiles of 64 rows, each in 0.71 of the time, 8.0 with"),
+        (28, 1024, "| n <= m", 2, "15.3 steps with tiles of 64 rows, each in 0.71 of the time, 8.0 with"),
+        (16, 512, "", 1, "4.0 steps with tiles of 64 rows, each in 0.71 of the time, 4.0 with"),
+    ],
+)
+def test_one_or_two_warpgroups_by_the_busiest_multiprocessor(
+    heads: int, length: int, subset: str, warpgroups: int, steps: str
+) -> None:
+    """128 tasks of one length are one round of 132 multiprocessors, 256 are two; under a mask the longest task counts."""
+    text = ATTENTION.replace("| n <= m", subset)
+    sizes = {"H": heads, "M": length, "N": length, "D": 128}
+    made = compile_kernel(tl.parse(text)["attention"], SM_90A, sizes, dtypes={"T": DType.F16})
+    assert made.schedule.warpgroups == warpgroups
+    assert any(steps in r.message for r in made.remarks if r.name == "cascade-tiles")
 
 
 VARIANTS = {

@@ -117,6 +117,12 @@ class _Nearing:
     def is_f32(self, e: Expr) -> bool:
         return self.facts.type_of(e, self.types).dtype is DType.F32
 
+    def is_shared(self, e: Expr) -> bool:
+        """Is it a number of its own, the same for all elements?"""
+        return (
+            isinstance(e, ScalarRef | Name) and self.is_f32(e) and not self.facts.type_of(e, self.types).axes
+        )
+
     def scaled(self, e: Expr, by: float) -> Expr:
         """e · by, with the factors of e that all elements share in one: (a · x) / 30 · by -> x · (a · (by / 30)).
 
@@ -131,7 +137,7 @@ class _Nearing:
                     e, by = x, by / c
                 case Apply(op="neg", args=(x,)):
                     e, by = x, -by
-                case Apply(op="mul", args=(ScalarRef(name=n) as a, x)) if self.facts.scalars[n] is DType.F32:
+                case Apply(op="mul", args=(a, x)) if self.is_shared(a):
                     e, shared = x, [*shared, a]
                 case _:
                     break

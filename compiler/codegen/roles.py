@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 from ...dsl.types import DType
 from ..target import CudaTarget
@@ -15,6 +16,7 @@ from ..tile_ir import (
     AxisIndex,
     Expr,
     For,
+    Grid,
     Let,
     LoopAxis,
     Name,
@@ -81,7 +83,7 @@ class Role(TaskRounds):
         self.places: dict[Expr, str] = {}  # subscripts computed before a loop
 
     def _staged(self) -> Staging:
-        output = Output(self.warpgroups, self._output_chunks())
+        output = Output(self.warpgroups, self._output_chunks(), self._output_row())
         in_turn = self.order() != "longest"
         return staging(self.program, self.tiles, self.target, output, in_turn, dict(self.wide.at_most))
 
@@ -96,6 +98,19 @@ class Role(TaskRounds):
             if isinstance(x, AxisIndex) and x.axis in self.tiles
         ]
         return -(-max(columns, default=0) // CHUNK)
+
+    def _output_row(self) -> str:
+        """The axis of the rows of all results, where a task stores them after all its loops; else ""."""
+        (grid,) = (s for s in self.program.body if isinstance(s, Grid))
+        kinds = [isinstance(s, Store) for s in grid.body]
+        stores = [s for s in statements(grid.body) if isinstance(s, Store)]
+        after = not any(first and not then for first, then in pairwise(kinds)) and len(stores) == sum(kinds)
+        spanned = (
+            tuple(x.axis for x in s.subscripts if isinstance(x, AxisIndex) and x.axis in self.tiles)
+            for s in stores
+        )
+        rows = {axes[0] for axes in spanned if len(axes) == 2}
+        return rows.pop() if after and len(rows) == 1 else ""
 
     def dealt(self, demands: list[Demand]) -> Deal:
         return warpgroup_deal(demands, self.tiles, self.warpgroups)

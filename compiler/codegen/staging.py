@@ -9,6 +9,9 @@ through the same rings.
 A tile that a step reads element by element, as a bias, has a ring of its own. Each warpgroup reads its own rows of it, so
 these come and go by themselves: a slot has a pair of barriers for each warpgroup. What is read is in registers at once, and
 a whole step passes until the next tile is wanted: one slot is enough.
+
+Results have memory of their own on their way out, where there is room for it and for two slots of tiles read before a loop.
+Else they leave through the slot of such a tile, of which each warpgroup has read its own rows by then.
 """
 
 from __future__ import annotations
@@ -131,6 +134,8 @@ class Staging:
     output: int
     output_chunks: int
     bytes: int
+    through: Ring | None = None
+    """The ring through whose slots results leave, if they have no memory of their own."""
 
     def ring(self, load: Load) -> Ring:
         return next(r for r in self.rings if any(b.load == load for b in r.boxes))
@@ -141,10 +146,12 @@ class Staging:
 
 @dataclass(frozen=True)
 class Output:
-    """Results on their way out: so many chunks of each warpgroup."""
+    """Results on their way out: so many chunks of each warpgroup. `row`: the axis of their rows, "" where results of a task
+    are stored before all its tiles have been read, or rows are not the same for all."""
 
     warpgroups: int
     chunks: int
+    row: str = ""
 
     def bytes(self, chunks: int) -> int:
         """Of shared memory, so many chunks at once."""
@@ -186,10 +193,45 @@ def staging(
     wanted = {x.tensor: x.count for x in find_all(program.attributes, Slots)}
     ordered = [stated(r, wanted) for r in sorted(rings, key=lambda r: r.looped)]
     room = target.shared_per_block_bytes - ALIGNMENT
-    slotted = _with_slots(ordered, target, output.bytes(output.fewest), tasks_in_turn)
+    slotted, through = _slotted(ordered, target, output, tasks_in_turn)
+    if through is not None:
+        placed = _placed(slotted, names, output, 0)
+        return replace(
+            placed, output_chunks=through.boxes[0].chunks, through=placed.ring(through.boxes[0].load)
+        )
     left = room - sum(r.stages * r.slot_bytes for r in slotted)
     chunks = output.chunks if output.bytes(output.chunks) <= left else output.fewest
     return _placed(slotted, names, output, chunks)
+
+
+def _slotted(
+    rings: list[Ring], target: CudaTarget, output: Output, tasks_in_turn: bool
+) -> tuple[list[Ring], Ring | None]:
+    """Rings with slots, and the one through which results leave, if they do. Raises `Unfit`."""
+    apart, why = None, None
+    try:
+        apart = _with_slots(rings, target, output.bytes(output.fewest), tasks_in_turn)
+    except Unfit as reason:
+        why = reason
+    through = next((i for i, r in enumerate(rings) if _can_leave_through(r, output)), None)
+    if through is not None and (apart is None or (tasks_in_turn and apart[through].stages == 1)):
+        try:
+            found = _with_slots(rings, target, 0, tasks_in_turn)
+        except Unfit:
+            found = None
+        if found is not None and (apart is None or found[through].stages > 1):
+            return found, found[through]
+    if apart is None:
+        assert why is not None
+        raise why
+    return apart, None
+
+
+def _can_leave_through(r: Ring, output: Output) -> bool:
+    """Has a ring a slot of a tile read before a loop, whose rows are those of results and no fewer columns?"""
+    (box, *others) = r.boxes
+    rows = box.row == output.row and box.rows == PART_ROWS * output.warpgroups
+    return not (r.looped or others) and rows and 0 < output.chunks <= box.chunks
 
 
 def stated(r: Ring, wanted: Mapping[str, int]) -> Ring:

@@ -239,7 +239,8 @@ class Loops(Reads):
                 self.segment(s, axis, full, cascades, packed, started)
         here = {id(s) for s in statements(loops)}
         for ring in [r for r in self.slots if not r.looped and self.last_readers[r] in here]:
-            self.give_back(ring)
+            if ring is not self.staging.through:  # results leave there first
+                self.give_back(ring)
         if parts[0][0].trails and self.skewed:
             follows = self.in_task() and not self.has_next
             self.text.line(f"if {started} != 0:")
@@ -326,9 +327,6 @@ class Loops(Reads):
         for x in s.body:
             if isinstance(x, Let) and x.name in self.staging.names:
                 self.let(x)
-        reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
-        for x in reads:
-            self.fetch_tile(x)
         takes_turns = starts_trails and self.warpgroups > 1 and bool(cascade.leads) and bool(cascade.trails)
         if takes_turns:
             self.text.line(f"meet({TURNS} + warpgroup, 256)")
@@ -338,6 +336,9 @@ class Loops(Reads):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
+        reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
+        for x in reads:
+            self.fetch_tile(x)
         self.hand_back(reads)
         self.shifts = {}
         if s.axis.name not in self.full:

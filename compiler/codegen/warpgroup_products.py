@@ -78,9 +78,13 @@ class Products(Role):
     def give_back(self, ring: Ring, slot: str = "", condition: str = "") -> None:
         """Say that this warpgroup has read a slot, or each warp that it has read its rows."""
         at = self.barrier_at(ring, slot or self.slots[ring], self._own_part(ring))
-        self.text.line(f"if {'first_lane' if ring.parts else 'leader'}{condition}:")
+        self.text.line(f"if {'first_lane' if self.by_warps(ring) else 'leader'}{condition}:")
         self.text.line(f"    arrive({self.empty_barrier(ring)}{at})")
         self.slots.pop(ring, None)
+
+    def by_warps(self, ring: Ring) -> bool:
+        """Does each warp hand back its rows of a slot?"""
+        return ring.parts > 0 or ring is self.staging.through
 
     def _own_part(self, ring: Ring) -> str:
         return "warpgroup" if ring.parts > 1 else ""

@@ -105,8 +105,8 @@ class Reads(Products):
         super().let(s)
 
     def fetch_tile(self, s: Let) -> None:
-        """A thread's elements of a tile, two in a word, from the next slot of its ring: asked for before a step's products
-        start, which they would else wait behind, and needed when the first of these is done."""
+        """A thread's elements of a tile, two in a word, from the next slot of its ring: asked for once a step's products
+        run, and needed when the first of these is done."""
         load = self.staging.names[s.name]
         ring = self.staging.ring(load)
         self.take(ring)

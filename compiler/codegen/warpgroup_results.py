@@ -11,10 +11,11 @@ from ...dsl.types import DType
 from ..tile_ir import AxisIndex, Cast, Expr, Name, Stmt, Store, subexpressions
 from .deal import Layout
 from .simt_source import NOWHERE, Point
-from .staging import CHUNK, OUTPUT_BYTES
+from .staging import CHUNK, OUTPUT_BYTES, ROW_BYTES
 from .warpgroup_loops import Loops
 from .warpgroup_products import STEP
 
+LEAVING = 12  # the first of the named barriers at which a warpgroup's warps meet before results take a slot
 WARP_ROWS = 16  # of a warpgroup's 64, those whose sums a warp has
 WARPS = 4  # of a warpgroup
 
@@ -34,6 +35,8 @@ class Results(Loops):
             self.finish()
             self.asked = {}
             for ring in [r for r in self.slots if not r.looped]:
+                if ring is self.staging.through:
+                    self._read_from(0)
                 self.give_back(ring)
 
     def store(self, s: Store) -> None:
@@ -99,6 +102,7 @@ class Results(Loops):
         )
         if isinstance(value, Cast) and value.dtype is param.dtype:
             value = value.arg  # packing rounds
+        self._name_output()
         chunks = [(start, self._place(number)) for number, start in enumerate(self._chunk_starts(column))]
         room, computed = self.staging.output_chunks, not isinstance(value, Name)
         at_once = len(chunks) <= room and not (computed and self._ends_anywhere(column))
@@ -140,9 +144,19 @@ class Results(Loops):
             self.text.line(f"    store_box_{len(s.subscripts)}d({to})")
         self.text.line("    commit_boxes()")
 
+    def _name_output(self) -> None:
+        """Where a warp's rows of a slot lie, if results leave there: once all of its warpgroup have done with the slot."""
+        ring = self.staging.through
+        if ring is not None:
+            self.text.line(f"meet({LEAVING} + warpgroup, 128)")
+            slot = f" + {self.slots[ring]} * {ring.slot_bytes}" if ring.stages > 1 else ""
+            self.text.line(f"output = i32(shared + {ring.start}{slot} + warp * {WARP_ROWS * ROW_BYTES})")
+
     def _place(self, number: int) -> str:
         """Where a chunk waits."""
-        return f"output + {number % self.staging.output_chunks * OUTPUT_BYTES // WARPS}"
+        ring, number = self.staging.through, number % self.staging.output_chunks
+        each = OUTPUT_BYTES // WARPS if ring is None else ring.boxes[0].chunk_bytes
+        return f"output + {number * each}"
 
     def _fill_chunk(
         self, value: Expr, layout: Layout, row: str, column: str, start: int, place: str, dtype: DType

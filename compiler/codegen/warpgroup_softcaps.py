@@ -4,6 +4,8 @@ For |x| < a, tanh(x) is x · q(x² - a²) with a polynomial q of few terms and a
 special function but the exponential's. Factors of x and c go into its coefficients. It takes t = x² - a² because the sign
 of t says whether it may be used: a row's elements take this way where t is negative for all that a warp holds of it. NaN
 and infinities are not.
+
+To ask costs much of what a polynomial saves. A warp for which there was none does not ask in its next steps.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ LEAST_FACTOR, MOST_FACTOR = 2.0**-16, 2.0**16
 """Of x, for which powers in coefficients and bounds lie well inside f32."""
 CHAINS = 4
 """Of signs, that need not wait for each other."""
+STEPS_WITHOUT_ASKING = 15
+"""Of a warp, after one in which some element was too large for all of `SERIES`."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +78,20 @@ class RowSoftcaps(RowExponentials):
     def _give_names(self) -> None:
         super()._give_names()
         self.series: dict[tuple[Expr, Const], list[list[Name]]] = {}  # by factor and scale
+        self.steps_left: dict[tuple[Expr, Const], str] = {}  # without asking, likewise
 
     def before_loop(self, found: Iterable[Expr]) -> None:
         """Compute the bound and the coefficients of each softcap, once."""
         found = list(found)
         super().before_loop(found)
-        self.series = {}
+        self.series, self.steps_left = {}, {}
         for e in found:
             for c in capped_in(e):
                 if c.key not in self.series and self._is_known(c.factor):
                     factor = self._number("factor", _product(c.factor, _f32(1 / DOUBLE_LOG2_E)))
                     self.series[c.key] = [self._terms(s, factor, c.scale) for s in SERIES]
+                    self.steps_left[c.key] = self.names.fresh("steps_left")
+                    self.text.line(f"{self.steps_left[c.key]} = i32(0)")
 
     def _terms(self, s: Series, factor: Name, scale: Const) -> list[Name]:
         """-a² in terms of what stands in registers, and the coefficients, the first first."""
@@ -110,12 +117,22 @@ class RowSoftcaps(RowExponentials):
 
     def _compute_rows(self, target: Registers, c: Capped) -> None:
         """Each row by itself, so that its t have registers."""
-        whole = self.materialise(c.e)
+        whole, left = self.materialise(c.e), self.steps_left[c.key]
         self.prepare(whole, target.layout)
         row, column = target.layout.axes
-        for i in range(target.layout.spread(row).count):
-            at = Point(target.layout, {row: str(i), column: self.names.fresh(f"{column}_i")})
-            self._compute_row(target, c, whole, at, column, self.series[c.key])
+        rows = [
+            Point(target.layout, {row: str(i), column: self.names.fresh(f"{column}_i")})
+            for i in range(target.layout.spread(row).count)
+        ]
+        self.text.line(f"if {left} > 0:")
+        with self.text.indented():
+            self.text.line(f"{left} = i32({left} - 1)")
+            for at in rows:
+                self._compute_row(target, c, whole, at, column, [])
+        self.text.line("else:")
+        with self.text.indented():
+            for at in rows:
+                self._compute_row(target, c, whole, at, column, self.series[c.key])
 
     def _compute_row(
         self, target: Registers, c: Capped, whole: Expr, at: Point, column: str, series: list[list[Name]]
@@ -137,6 +154,8 @@ class RowSoftcaps(RowExponentials):
             self.text.line(f"{element} = near_exp2_f32({x} * {polynomial})")
         self.text.line("else:")
         with self.text.indented():
+            if not series[1:]:
+                self.text.line(f"{self.steps_left[c.key]} = i32({STEPS_WITHOUT_ASKING})")
             self._compute_row(target, c, whole, at, column, series[1:])
 
     def _squares(self, x: str, minus: str, at: Point, column: str) -> tuple[str, str]:

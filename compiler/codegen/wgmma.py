@@ -55,7 +55,7 @@ from .warpgroup_form import prepared, without_sure_steps
 from .warpgroup_loops import TURNS
 from .warpgroup_reads import read_tensors, with_named_reads
 from .warpgroup_results import WARPS, Results
-from .warpgroup_softcaps import SERIES
+from .warpgroup_softcaps import SERIES, STEPS_WITHOUT_ASKING
 
 THREADS = 128  # of a warpgroup
 COLUMNS = 2  # side by side in one thread (PTX ISA 9.7.15.5.1, registers of wgmma)
@@ -119,13 +119,15 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, how blocks take
-    tasks, whether it has loops that compute between products, with their order, whether maxima stay where they are while
-    that is not much (`lazy_maximum`), whether there are none, because tanh bounds scores (`bounded_scores`), and tensors of
-    which threads read tiles by themselves, each with the reason."""
+    """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, the tensor through whose
+    slots results leave ("" where they have memory of their own), how blocks take tasks, whether it has loops that compute
+    between products, with their order, whether maxima stay where they are while that is not much (`lazy_maximum`), whether
+    there are none, because tanh bounds scores (`bounded_scores`), and tensors of which threads read tiles by themselves,
+    each with the reason."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int], ...]
+    through: str
     order: TaskOrder
     cascades: bool
     skewed: bool
@@ -146,6 +148,7 @@ class Choices:
         )
         return (
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
+            f"{f'results leave through the slots of `{self.through}`; ' if self.through else ''}"
             f"{f'{steps}; ' if self.cascades else ''}"
             f"{''.join(f'threads read `{t}` by themselves ({why}); ' for t, why in self.apart)}"
             f"{'a maximum moves when it is exceeded by more than 2^8; ' if self.lazy else ''}"
@@ -168,8 +171,17 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
     near = prepared(with_near_functions(program))
     bounded = _bounded(near, loader.warpgroups) is not near
     lazy = not bounded and with_lazy_maxima(ready) is not ready
+    through = loader.staging.through
     return Choices(
-        loader.warpgroups, rings, loader.order(), cascades, skewed, lazy, bounded, tuple(apart.items())
+        loader.warpgroups,
+        rings,
+        through.name if through else "",
+        loader.order(),
+        cascades,
+        skewed,
+        lazy,
+        bounded,
+        tuple(apart.items()),
     )
 
 
@@ -182,7 +194,7 @@ def _told_of_softcaps() -> str:
     bounds = " or ".join(f"{s.bound:g}" for s in SERIES)
     return (
         f"no maximum, because tanh bounds scores, and a polynomial where all that a warp has of a row lies below {bounds} "
-        "of the cap before it; "
+        f"of the cap before it (where some of it does not, the warp asks again after {STEPS_WITHOUT_ASKING} steps); "
     )
 
 
@@ -377,7 +389,8 @@ class WarpgroupKernel(Results):
         yield "if thread == 0:"
         for r in self.staging.rings:
             for i in range(r.pairs):
-                readers = WARPS if r.parts else self.warpgroups
+                readers = WARPS if self.by_warps(r) else 1
+                readers *= 1 if r.parts else self.warpgroups
                 yield f"    start_barrier({self.full_barrier(r)} + {BARRIER_BYTES * i}, 1)"
                 yield f"    start_barrier({self.empty_barrier(r)} + {BARRIER_BYTES * i}, {readers})"
         yield "    publish_barriers()"
@@ -394,13 +407,13 @@ class WarpgroupKernel(Results):
         if any(f"meet({TURNS} + warpgroup" in x for x in self.text.out):
             yield f"if warpgroup == {self.warpgroups - 1}:"
             yield f"    announce({TURNS}, 256)"
-        if self.output_maps or any(r.parts for r in self.staging.rings):
+        if self.output_maps or any(map(self.by_warps, self.staging.rings)):
             yield "first_lane = thread & 31 == 0"
             yield "warp = uniform(i32(thread >> 5))"
             yield f"matrix_row = i32((thread & 15) * {ROW_BYTES})"
             yield "matrix_column = i32(thread >> 4 & 1)"
             yield "matrix_turn = i32(thread & 7)"
-        if self.output_maps:
+        if self.output_maps and self.staging.through is None:
             place = self.staging.output_chunks * OUTPUT_BYTES // WARPS
             yield f"output = i32(shared + {self.staging.output} + warp * {place})"
 

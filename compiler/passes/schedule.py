@@ -147,6 +147,8 @@ COLUMN_STEP = 8
 """Of a tile: an instruction's step."""
 NARROW_COLUMNS = 64
 """Columns of a cascade's sums up to which three warpgroups have registers for a step of WARPGROUP_TILES.key keys."""
+ONE_WARPGROUP = 0.71
+"""Time of a step of one warpgroup by that of two, which does twice as much (128 columns, likewise)."""
 THIRD_WARPGROUP = 0.88
 """Time of a row in a step of three warpgroups by that of two (64 columns, `variants` of benchmarks/hopper.py): a third of
 the tiles of keys and values less comes from memory, and one more warp a scheduler hides waiting."""
@@ -167,8 +169,42 @@ def _cascade_tiles(
     if widest > NARROW_ROWS or (warpgroups == 3 and widest > NARROW_COLUMNS):  # 160 registers a thread
         keys //= 2
     tile = WARPGROUP_ROWS * warpgroups
-    few = schedule.warpgroups is None and _cascade_tasks(graph, roles, sizes, tile) < (target.sms or 1)
-    return replace(WARPGROUP_TILES, row=tile, key=keys, query=WARPGROUP_ROWS if few else tile)
+    if schedule.warpgroups is None and warpgroups == 2:
+        others = _cascade_tasks(graph, roles, sizes, rows)
+        tile = _rows_of_cascade(graph, region, roles, sizes, target, rows, keys, others, remarks)
+    elif schedule.warpgroups is None and _cascade_tasks(graph, roles, sizes, tile) < (target.sms or 1):
+        tile = WARPGROUP_ROWS
+    return replace(WARPGROUP_TILES, row=WARPGROUP_ROWS * warpgroups, key=keys, query=tile)
+
+
+def _rows_of_cascade(
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], target: CudaTarget, rows: int, step: int,
+    others: int, remarks: Remarks,
+) -> int:  # fmt: skip
+    """Rows of a tile, for one warpgroup or two: what gives the busiest multiprocessor the least to do. `others`: tasks that
+    each of the tiles makes."""
+    keys = next((axis_size(graph, a, sizes) or rows for a in roles.reduced if a not in roles.whole), rows)
+    bounded, sms = _is_bounded(region, roles), target.sms or 1
+    one, two = (
+        _busiest(_steps(rows, keys, n * WARPGROUP_ROWS, step, bounded), others, bounded, sms) for n in (1, 2)
+    )
+    best = WARPGROUP_ROWS if ONE_WARPGROUP * one < two else 2 * WARPGROUP_ROWS
+    if others * -(-rows // WARPGROUP_ROWS) < 4 * sms:
+        remarks.add(
+            "note", "schedule", "cascade-tiles",
+            f"{region.name}: the busiest multiprocessor takes {one:.1f} steps with tiles of 64 rows, each in "
+            f"{ONE_WARPGROUP} of the time, {two:.1f} with tiles of 128 rows",
+            region.roots[0].span,
+        )  # fmt: skip
+    return best
+
+
+def _busiest(steps: list[int], others: int, by_length: bool, multiprocessors: int) -> float:
+    """Steps of the multiprocessor that takes the most, where each tile makes so many tasks; `by_length`: tasks differ in
+    length, and the longest come first."""
+    if by_length:
+        return max(max(steps), others * sum(steps) / multiprocessors)
+    return -(-others * len(steps) // multiprocessors) * steps[0]
 
 
 def _warpgroups_of_cascade(
@@ -207,9 +243,13 @@ def _is_bounded(region: Region, roles: Roles) -> bool:
 
 def _visited_pairs(rows: int, keys: int, tile: int, step: int, bounded: bool) -> int:
     """Pairs of rows and keys in the tiles that are visited, all or (`bounded`) those under a diagonal."""
-    tiles = range(-(-rows // tile))
-    steps = -(-keys // step)
-    return tile * step * sum(min(steps, -(-tile * (i + 1) // step)) if bounded else steps for i in tiles)
+    return tile * step * sum(_steps(rows, keys, tile, step, bounded))
+
+
+def _steps(rows: int, keys: int, tile: int, step: int, bounded: bool) -> list[int]:
+    """Steps of each tile of rows."""
+    most = -(-keys // step)
+    return [min(most, -(-tile * (i + 1) // step)) if bounded else most for i in range(-(-rows // tile))]
 
 
 def _cascade_tasks(graph: Graph, roles: Roles, sizes: Mapping[str, int], tile: int) -> int:
