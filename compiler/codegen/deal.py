@@ -52,12 +52,13 @@ class Spread:
 
     @property
     def count(self) -> int:
-        return -(-self.tile // self.step)
+        """Positions that a thread holds; of an empty axis one, which is outside."""
+        return max(-(-self.tile // self.step), 1)
 
     @property
     def even(self) -> bool:
         """Is every dealt position inside the tile?"""
-        return self.tile % self.step == 0
+        return self.tile > 0 and self.tile % self.step == 0
 
     @property
     def mask(self) -> int:

@@ -184,7 +184,11 @@ def why_not(program: TileProgram, target: CudaTarget) -> str | None:
 def check(program: TileProgram) -> None:
     """Every product must be one of two axes and 16-bit floats. Raises `Unfit`."""
     statics = dict(program.statics)
-    tiles = {a: x.tile or 1 for a, x in tile_axes(program, statics).items()}
+    axes = tile_axes(program, statics)
+    empty = [a for a, x in axes.items() if x.tile == 0]
+    if empty:
+        raise Unfit(f"`{empty[0]}` is empty")
+    tiles = {a: x.tile or 1 for a, x in axes.items()}
     facts = facts_of(program, tiles)
     found = False
     for c in contexts(program, facts):

@@ -244,8 +244,9 @@ class Elements:
         if parts:
             self.text.line(f"{names.exists} = {' and '.join(parts)}")
 
-    def lane_checks(self, at: Point, axis: str) -> list[str]:
-        """What has to hold for the lane to exist; empty where it always does."""
+    def lane_checks(self, at: Point, axis: str, together: int = 1) -> list[str]:
+        """What has to hold for the lane to exist; empty where it always does. Of lanes that are moved together, and of a
+        point's run, one has to."""
         a, spread, names = self.live[axis], at.layout.spread(axis), self.axis_names[axis]
         checks = [] if spread.even else [f"{grouped(self.position(at, axis))} < {spread.tile}"]
         if axis in self._whole():
@@ -258,7 +259,10 @@ class Elements:
             end = self.emit(a.extent, NOWHERE).operand
             checks.append(f"{self._run_index(at, axis)} < {end}")
         if starts_late(a):
-            checks.append(f"{names.index} >= {names.lo}")
+            after = (spread.run if at.by_run == axis else together) - 1
+            checks.append(
+                f"{names.index} + {after} >= {names.lo}" if after else f"{names.index} >= {names.lo}"
+            )
         return checks
 
     def has_tail(self, a: LoopAxis, tile: int) -> bool:

@@ -224,6 +224,7 @@ class Streams(Kernel):
         self.grid_axes: tuple[LoopAxis, ...] = ()
         self.shared_scalars: dict[Expr, Expr] | None = None
         self.copier = "thread"
+        self.summed = summed_from_memory(program)
         super().__init__(program, target, wide, suffix)
 
     def before_tasks(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
@@ -326,7 +327,8 @@ class Streams(Kernel):
         free = not any(self.depends_on_tensors(x) for x in e.subscripts)
         if not inside or not free or e.tensor in self.shared_tensors or param.dtype is not t.dtype:
             return None
-        width = chunk(t.dtype) if self._by_chunks(t, column) else 1
+        by_chunks = self._by_chunks(t, column) and not self._is_cut_in_chunks(column)
+        width = chunk(t.dtype) if by_chunks else 1
         return Copy(e, row, column, width) if width > 1 or t.dtype.bytes == 4 else None
 
     def _by_chunks(self, t: TileType, column: str) -> bool:
@@ -337,6 +339,16 @@ class Streams(Kernel):
         return (
             self.wide.run > 1 and whole and self.tiles[column] % width == 0 and self.runs_in_rows(t, column)
         )
+
+    def _is_cut_in_chunks(self, axis: str) -> bool:
+        """May a loop's bound lie inside a chunk, of which a product of tiles from memory would then add too much? Computed
+        operands are zero where lanes do not exist."""
+        from .warpgroup_form import ends_tile, scalar_values  # which builds on this module
+
+        a = self.live[axis]
+        bounds = [x for x in (a.lo, a.hi) if x is not None]
+        values = scalar_values(self.program.body) if bounds else {}
+        return axis in self.summed and not all(ends_tile(x, a, values) for x in bounds)
 
     def runs_in_rows(self, t: TileType, column: str) -> bool:
         """Do neighbours along this axis lie side by side in the tile's place in shared memory?"""
@@ -429,7 +441,8 @@ class Streams(Kernel):
             place = staged.place(where[c.row], where[c.column])
         outside = self.within(param, c.load.subscripts, subscripts, loose)
         checks = [*conditions, *outside]
-        lanes = {a: self.lane_checks(at, a) for a in t.axes}
+        together = {c.column: c.width}
+        lanes = {a: self.lane_checks(at, a, together.get(a, 1)) for a in t.axes}
         if even:
             rows = threads // along
             offset = self.cut(Code(offset, DType.I64), 0).text
@@ -725,6 +738,14 @@ def only_adds_products(s: For) -> bool:
         and any(isinstance(x, Dot) and {x.a, x.b} <= {Name(n) for n in loads} for x in y.args)
     ]  # fmt: skip
     return len(loads) == len(s.body) and len(adds) == len(s.carries)
+
+
+def summed_from_memory(program: TileProgram) -> frozenset[str]:
+    """Axes over which products of two tiles from memory go."""
+    inside = list(statements(program.body))
+    loads = {Name(x.name) for x in inside if isinstance(x, Let) and isinstance(x.value, Load)}
+    products = (x for s in inside for e in expressions(s) for x in subexpressions(e) if isinstance(x, Dot))
+    return frozenset(a for d in products if {d.a, d.b} <= loads for a in d.over)
 
 
 def is_full(s: For) -> bool:

@@ -168,11 +168,11 @@ class RowElements(MatrixKernel):
         made = [fresh(n) for n in (f"{axis}_i", axis, f"{axis}_ok")]
         self.axis_names[axis] = replace(old, counter=made[0], index=made[1], exists=made[2])
 
-    def lane_checks(self, at: Point, axis: str) -> list[str]:
+    def lane_checks(self, at: Point, axis: str, together: int = 1) -> list[str]:
         spread = at.layout.spread(axis)
         plain = axis in self._whole() or axis in self.full or spread.run != 2 or at.by_run not in (None, axis)
         if plain or not spread.even:
-            return super().lane_checks(at, axis)
+            return super().lane_checks(at, axis, together)
         limits = self.limits.get((axis, spread)) or self._limits(axis, spread)
         return [self._place_check(at, axis, sign, limit) for sign, limit in limits]
 
@@ -210,10 +210,11 @@ class RowElements(MatrixKernel):
         return f"i32(min(max({bound}, {low}), {spread.tile}) - {own})"
 
     def _place_check(self, at: Point, axis: str, sign: str, limit: str) -> str:
-        """Compare a lane's place in its tile with a limit."""
+        """Compare a lane's place in its tile with a limit; of a run, where one of its lanes is on the right side."""
         spread, i = at.layout.spread(axis), at.counters[axis]
         if at.by_run == axis:
-            return f"i32({spread.run * spread.step} * {i}) {sign} {limit}"
+            last = f" + {spread.run - 1}" if sign == ">=" else ""
+            return f"i32({spread.run * spread.step} * {i}{last}) {sign} {limit}"
         return f"i32({spread.run * spread.step} * ({i} >> 1) + ({i} & 1)) {sign} {limit}"
 
     def _node(self, e: Expr, args: list[Code], at: Point) -> Code:
