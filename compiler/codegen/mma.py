@@ -355,6 +355,11 @@ class MatrixKernel(Streams):
         able = bool(self.continued) and self.target.capability >= LINES_WITH_MANY_STATES
         return able and self._is_short_of_registers()
 
+    def counts_rows(self) -> bool:
+        """A loop over full and partial tiles that carries many values compares each row: assembled for sm_80, attention of 128
+        columns under a causal mask would spill 276 bytes."""
+        return not (self.continued and self._is_short_of_registers())
+
     def _is_short_of_registers(self) -> bool:
         """Do loops that carry many values compute on partial tiles too?"""
         partial = any(

@@ -448,7 +448,7 @@ class Streams(Kernel):
             offset = self.cut(Code(offset, DType.I64), 0).text
             place = self.cut(Code(place, DType.I64), 0).text
             step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
-            end = self._row_end(c.row)
+            end = self._row_end(c.row) if self.counts_rows() else ""
             if end:
                 checks = [self._rows_left(c.row, end, [*checks, *lanes[c.column]], piece, rows)]
                 lanes = {}
@@ -466,6 +466,10 @@ class Streams(Kernel):
             f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
         )
         self.text.depth = depth
+
+    def counts_rows(self) -> bool:
+        """Has a thread registers for how many rows of a tile are left?"""
+        return True
 
     def _row_end(self, axis: str) -> str:
         """Where the rows of a tile end that may not all exist, if that alone says which do; "" otherwise."""
