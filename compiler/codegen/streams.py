@@ -450,8 +450,8 @@ class Streams(Kernel):
             step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
             end = self._row_end(c.row) if self.counts_rows() else ""
             if end:
-                checks = [self._rows_left(c.row, end, [*checks, *lanes[c.column]], piece, rows)]
-                lanes = {}
+                others = [*conditions, *lanes[c.column], *outside]
+                conditions, lanes, outside = (self._rows_left(c.row, end, others, piece, rows),), {}, []
             self.text.line(f"for {piece} in range({pieces // threads}):")
             self.text.depth += 1
             apart = rows * (LINE if staged.chunked else pitch[c.row])
@@ -460,7 +460,11 @@ class Streams(Kernel):
                 self.text.line(
                     f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
                 )
-        checks = [*checks, *(x for a in lanes for x in lanes[a])]
+        checks = [
+            *conditions,
+            *(x for a in lanes for x in lanes[a]),
+            *outside,
+        ]  # what differs first: the order costs registers
         self.text.line(
             f"copy{c.width * t.dtype.bytes}_{t.dtype}({staged.buffer.name}, {place}, "
             f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
