@@ -440,7 +440,7 @@ class Streams(Kernel):
         if staged.chunked:
             place = staged.place(where[c.row], where[c.column])
         outside = self.within(param, c.load.subscripts, subscripts, loose)
-        checks = [*conditions, *outside]
+        checks: list[str] = []
         together = {c.column: c.width}
         lanes = {a: self.lane_checks(at, a, together.get(a, 1)) for a in t.axes}
         if even:
@@ -450,21 +450,18 @@ class Streams(Kernel):
             step = self.cut(Code(f"{rows} * {self.strides[param.name][bare[0]]}", DType.I64), 0).text
             end = self._row_end(c.row) if self.counts_rows() else ""
             if end:
-                others = [*conditions, *lanes[c.column], *outside]
-                conditions, lanes, outside = (self._rows_left(c.row, end, others, piece, rows),), {}, []
+                apart_from_rows = [*conditions, *lanes[c.column], *outside]
+                checks = [self._rows_left(c.row, end, apart_from_rows, piece, rows)]
             self.text.line(f"for {piece} in range({pieces // threads}):")
             self.text.depth += 1
             apart = rows * (LINE if staged.chunked else pitch[c.row])
             place, offset = f"{place} + {apart} * {piece}", f"{offset} + {step} * {piece}"
-            if lanes.get(c.row):
+            if lanes[c.row] and not checks:
                 self.text.line(
                     f"{self.axis_names[c.row].index} = {self._first(c.row)}{where[c.row]} + {rows} * {piece}"
                 )
-        checks = [
-            *conditions,
-            *(x for a in lanes for x in lanes[a]),
-            *outside,
-        ]  # what differs first: the order costs registers
+        if not checks:  # in this order: another has cost registers
+            checks = [*conditions, *(x for a in t.axes for x in lanes[a]), *outside]
         self.text.line(
             f"copy{c.width * t.dtype.bytes}_{t.dtype}({staged.buffer.name}, {place}, "
             f"{self.tensors[param.name]}, {offset}, {' and '.join(checks) or 'True'})"
