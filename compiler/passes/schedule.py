@@ -249,10 +249,10 @@ def _product_tiles(
     )
     warpgroups = [schedule.warpgroups] if schedule.warpgroups else [1, 2, 3] if plain else [1, 2]
     rows = [WARPGROUP_ROWS * w for w in warpgroups]
-    rows = [stated[row]] if row in stated else [r for r in rows if r - WARPGROUP_ROWS < product.rows] or rows
+    rows = [stated[row] or 1] if row in stated else [r for r in rows if r - WARPGROUP_ROWS < product.rows] or rows
     step = COLUMN_STEP if column not in {x for x, _ in dense} else CHUNK
     whole = [n for n in range(step, 257, step) if plain or n <= RAGGED_COLUMNS or product.columns % n == 0]
-    columns = [stated[column]] if column in stated else whole
+    columns = [stated[column] or 1] if column in stated else whole
     most = depth // (STEP * LEAST_PRODUCT_TILES) if plain else 1
     parts = [n for a, n in schedule.splits if a in map(stem, roles.reduced)] or [
         1 << i for i in range(max(1, min(most, MOST_PARTS)).bit_length())
@@ -265,7 +265,7 @@ def _product_tiles(
         if n * sums <= WARPGROUP_COLUMNS.get(r // WARPGROUP_ROWS, 256) or column in stated
         if (plain and r > WARPGROUP_ROWS) or n % WIDER_STEP == 0 or column in stated
     ]
-    best, *rest = fastest(product, tilings, target)
+    best, *rest = fastest(product, tilings or [Tiling(rows[0], columns[0])], target)
     told = [f"{t.told()} {microseconds(product, t, target):.1f}" for t in (best, *rest[:3])]
     remarks.add(
         "note", "schedule", "product-tiles", f"{region.name}: predicted µs by tile: {', '.join(told)}",
