@@ -308,8 +308,10 @@ class _Kernel:
         for setting in (s for e in self.kernel.examples[:1] for s in e.settings):
             if not (isinstance(setting.value, syntax.Name) and setting.value.name in NAMES):
                 value = self.expressions.evaluate(setting.value, NOWHERE)
-                assert value.literal is not None
-                settings[setting.name.name] = value.literal
+                if value.literal is not None:
+                    settings[setting.name.name] = value.literal
+                elif isinstance(value.node, ir.Const):  # true and false
+                    settings[setting.name.name] = value.node.value
         return settings
 
     # ------------------------------------------------------------ the graph

@@ -105,7 +105,8 @@ class ProductTiles:
 def _tilings(
     tiles: ProductTiles, rows: tuple[int, ...], columns: tuple[int, ...], parts: tuple[int, ...]
 ) -> tuple[Tiling, ...]:
-    return tuple(
+    """The smallest where registers allow none, as for many sums: what generates code then says so."""
+    able = tuple(
         Tiling(r, n, count)
         for r in rows
         for n in columns
@@ -113,6 +114,7 @@ def _tilings(
         if n * tiles.sums <= WARPGROUP_COLUMNS.get(r // WARPGROUP_ROWS, MOST_COLUMNS) or tiles.column
         if (tiles.plain and r > WARPGROUP_ROWS) or n % WIDER_STEP == 0 or tiles.column
     )
+    return able or (Tiling(rows[0], columns[0], parts[0]),)
 
 
 @lru_cache(maxsize=1024)

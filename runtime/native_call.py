@@ -277,8 +277,10 @@ def _method() -> _Method:
 
 
 def _function(plan: tuple[int, _Tables]) -> Call:
-    """The native function on a call's tables, which it keeps alive."""
+    """The native function on a call's tables. It keeps these alive, and what describes it: threads that come first at the
+    same time make a description each, of which `_method` remembers the last."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    call: Call = make(ctypes.addressof(_method()), plan, None)
+    method = _method()
+    call: Call = make(ctypes.addressof(method), (*plan, method), None)
     return call

@@ -313,3 +313,8 @@ def test_refused_updates(body: str, code: str) -> None:
     with pytest.raises(TileError) as caught:
         graph(kernel(body, parameters))
     assert code in [d.code for d in caught.value.diagnostics] or "E01" in caught.value.diagnostics[0].code
+
+
+def test_examples_of_truth_values() -> None:
+    text = "kernel k(x: f32[M], c: bool) -> o: f32[M] {\n    example M = 5, c = true\n    o[m] = where(c, x[m], 0)\n}\n"
+    assert graph(text).example == {"M": 5, "c": True}

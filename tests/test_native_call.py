@@ -421,6 +421,33 @@ def native_of_without_results(compiled: Any, *given: Any) -> Any:
     return compiled._device_kernel(given, {}).native(given, {}, None)
 
 
+def test_threads_that_come_first_at_the_same_time(fake: FakeCuda) -> None:
+    """Each may describe the native function to Python for itself; no description may go while a function has it."""
+    kernels, x = [kernel(ADD, "add") for _ in range(8)], torch.ones(100)
+    for add in kernels:
+        add(x, x)
+    native_call._method.cache_clear()
+    begin, failed = threading.Barrier(len(kernels)), list[BaseException]()
+
+    def calls(add: Any) -> None:
+        try:
+            begin.wait()
+            for _ in range(200):
+                add(x, x)
+        except BaseException as reason:
+            failed.append(reason)
+
+    threads = [threading.Thread(target=calls, args=(add,)) for add in kernels]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failed == []
+    for add in kernels:
+        (native,) = add._native
+        assert any(isinstance(held, native_call._Method) for held in native.__self__)
+
+
 # ---------------------------------------------------------------- tensor maps
 
 

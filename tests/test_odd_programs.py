@@ -18,8 +18,10 @@ from tileloom.compiler.interpreter import tensor, tile
 from tileloom.compiler.options import Options
 from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.schedule import Fuse, Schedule
-from tileloom.compiler.target import CPU, SM_80, Target
+from tileloom.compiler.schedule_text import parse_schedule
+from tileloom.compiler.target import CPU, SM_80, SM_90A, Target
 from tileloom.compiler.tensor_text import parse_graph, print_graph
+from tileloom.dsl.types import DType
 from tileloom.runtime import emulate
 
 RNG = np.random.default_rng(5)
@@ -172,3 +174,39 @@ def test_an_extent_that_only_an_unused_parameter_has(
         path.write_text(text)
         assert main(["run", str(path), "--verify-each"]) == 0
         assert "after lower" in capsys.readouterr().out
+
+
+MANY = "kernel k<T: f16>(a: T[M, K], {0}) -> o: T[M, N] {{\n    o[m, n] = {1}\n}}\n"
+ATTENTION = """kernel k<T: f16>(q: T[M, D], k: T[N, D], v: T[N, E]) -> o: T[M, E] {
+    p[m, n] = softmax[n | n <= m](sum[d](q[m, d] * k[n, d]))
+    o[m, e] = sum[n](p[m, n] * v[n, e])
+}
+"""
+
+
+@pytest.mark.parametrize("clause", ["tile m by 1", "tile n by 1", "tile m by 1, n by 1"])
+def test_tiles_of_one_element(clause: str) -> None:
+    sizes = {"M": 5, "N": 6, "D": 8, "E": 4}
+    schedule = parse_schedule(f"schedule s for k on cuda:sm_90a {{ {clause} }}")
+    made = compile_kernel(tl.parse(ATTENTION)["k"], SM_90A, sizes, dtypes={"T": DType.F16}, schedule=schedule)
+    given = {
+        n: normal(sizes[s[0]], sizes[s[1]]).astype(np.float16)
+        for n, s in zip("qkv", ("MD", "ND", "NE"), strict=True)
+    }
+    wanted = tensor.run(made.written, given, {}, precision="float64")["o"]
+    np.testing.assert_allclose(
+        emulate.run_module(made.module, made.source, given, {})["o"], wanted, rtol=1e-2, atol=1e-2
+    )
+
+
+def test_more_products_than_one_tile_has_columns_for() -> None:
+    """Rows of 64 columns come together, of each operand."""
+    sizes, names = {"M": 20, "N": 24, "K": 16}, [f"b{i}" for i in range(5)]
+    products = [f"tanh(sum[k](a[m, k] * {b}[k, n]))" for b in names]
+    text = MANY.format(", ".join(f"{b}: T[K, N]" for b in names), " + ".join(products))
+    made = compile_kernel(tl.parse(text)["k"], SM_90A, sizes, dtypes={"T": DType.F16})
+    given = {"a": normal(20, 16).astype(np.float16), **{b: normal(16, 24).astype(np.float16) for b in names}}
+    wanted = tensor.run(made.written, given, {}, precision="float64")["o"]
+    np.testing.assert_allclose(
+        emulate.run_module(made.module, made.source, given, {})["o"], wanted, rtol=1e-2, atol=1e-2
+    )

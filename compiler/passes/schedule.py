@@ -294,8 +294,8 @@ def product_tiles(
         sums=sums,
         plain=plain and sums == 1,
         step=CHUNK if column in {x for x, _ in dense} else COLUMN_STEP,
-        row=stated.get(row),
-        column=stated.get(column),
+        row=stated[row] or 1 if row in stated else None,  # a tile of 1 is stated as none
+        column=stated[column] or 1 if column in stated else None,
         warpgroups=schedule.warpgroups,
         parts=tuple(n for a, n in schedule.splits if a in reduced),
     )
