@@ -147,6 +147,19 @@ EMPTY = """kernel empty<T: f16>(q: T[M, D], k: T[N, D], v: T[N, E]) -> (o: T[M, 
 """
 
 
+KEPT = """kernel kept(u: f32[M], v: f32[N, E], keep: bool[N]) -> o: f32[M, E] {
+    s[m in M, n in N] = u[m]
+    p[m, n] = softmax[n | keep[n]](s[m, n])
+    o[m, e] = sum[n](p[m, n] * v[n, e])
+}
+"""
+
+
+def test_runs_along_an_axis_that_a_tile_does_not_have_last() -> None:
+    """A row of v is read at once; the sum over n has its tile by columns."""
+    emulated(KEPT, "cuda:sm_80", {"M": 3, "N": 40, "E": 8})
+
+
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
 def test_programs_whose_loops_start_and_end_within_a_run(target: str) -> None:
     emulated(WINDOWS, target, {"M": 7, "N": 4})

@@ -91,6 +91,11 @@ class Layout:
         kept = tuple(a for a in self.axes if a in wanted)
         return Layout(kept, tuple(self.spread(a) for a in kept))
 
+    def with_last(self, axis: str) -> Layout:
+        """The same with an axis the innermost."""
+        order = (*(a for a in self.axes if a != axis), axis)
+        return Layout(order, tuple(self.spread(a) for a in order))
+
     def serves(self, other: Layout) -> bool:
         """Does each thread hold, of a tile laid so, exactly what its elements of `other` need (broadcast included)?"""
         return all(

@@ -479,6 +479,7 @@ class Elements:
         if not all(self.covers(x, param.shape[i]) or not self._spans(x) for i, x in enumerate(e.subscripts)):
             return
         self.wide_tensors[e.tensor] = None
+        own = own.with_last(axis)  # a run's elements lie side by side
         run, width = own.spread(axis).run, min(16, own.spread(axis).run * param.dtype.bytes)
         array = self.names.fresh(f"{e.tensor}_ahead")
         self.text.line(f"{array} = {local_array(param.dtype, own.elements)}")
