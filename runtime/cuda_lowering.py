@@ -247,7 +247,9 @@ class Lowering(_Lower):  # type: ignore[misc]
         return place
 
     def gone_on(self, place: Place) -> Next:
-        """The next value, behind which the loop is put; zero where there is none, as numba-cuda has it."""
+        """The next value, behind which the loop is put; zero where there is none, as numba-cuda has it. How many are left is
+        counted down in any case, unlike there: NVVM would keep a choice between -1 and 0 for a loop that it does not
+        unroll, and compute what the loop's end depends on before it needs it, with registers for it."""
         builder, steps = self.builder, place.steps
         given = self.slot(steps.start.type)
         builder.store(steps.start.type(0), given)
@@ -257,10 +259,10 @@ class Lowering(_Lower):  # type: ignore[misc]
         else:
             left = builder.load(place.left)
             found = builder.icmp_signed(">", left, left.type(0))
+            builder.store(builder.sub(left, left.type(1), flags=["nsw"]), place.left)
         with builder.if_then(found):
             if place.left is not None:
                 value = builder.load(place.value)
-                builder.store(builder.sub(left, left.type(1), flags=["nsw"]), place.left)
             builder.store(value, given)
             builder.store(builder.add(value, value.type(steps.step)), place.value)
         return Next(builder.load(given), found)
