@@ -180,7 +180,7 @@ class TaskRounds(RowSoftcaps):
             if self._windows():
                 even = text.format(others, f"max({groups}, 1)")
                 together = self.assign("together", Code(f"max({even}, 1)", DType.I64))
-        tasks = self.assign("tasks_together", Code(f"{together} * {counts[-1]}", DType.I64))
+        tasks = self.assign("tasks_together", Code(f"{together} * {grouped(counts[-1])}", DType.I64))
         self.sorted = Sorted(others, together, tasks, groups)
 
     def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
@@ -230,7 +230,7 @@ class TaskRounds(RowSoftcaps):
         start = self.assign("start", Code(f"{group} * {found.together}", DType.I64))
         some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
         tile, rest = self._divided(inside, some, "tile", "rest")
-        falling, rising = tile, f"{counts[-1]} - 1 - {tile}"
+        falling, rising = tile, f"{grouped(counts[-1])} - 1 - {tile}"
         if not self._first_is_longest() and self._ranked() is None:
             falling, rising = rising, falling
         if found.groups:
