@@ -476,6 +476,33 @@ def test_products_that_stay_with_another_tier(text: str, sizes: dict[str, int]) 
         assert all(x.ok for x in EMULATED["emulated"](found, made, []))
 
 
+COMPUTED = """kernel computed(a: bf16[M, K], b: bf16[N, K]) -> o: f32[{result}] {{
+    o[{index}] = sum[k]({a} * {b})
+}}
+"""
+SIDES = {"a": ("bf16(a[m, k] + 1)", "b[n, k]"), "b": ("a[m, k]", "bf16(where(n < k + 3, b[n, k] + 1, 0))")}
+
+
+@pytest.mark.parametrize("index", ["m, n", "n, m"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_computed_operand_has_the_rows_of_the_result(index: str, side: str) -> None:
+    """In tiles that are as wide as they are high, where either operand would fit; with the columns it is refused."""
+    a, b = SIDES[side]
+    kernel = tl.parse(COMPUTED.format(index=index, result=index.upper(), a=a, b=b))["computed"]
+    stated = "schedule s for computed on cuda:sm_90a { tier wgmma\n tile m by 64, n by 64, k by 16 }"
+    sizes, inputs = {"M": 80, "N": 72, "K": 56}, {"a": drawn(80, 56), "b": drawn(72, 56)}
+    if (side == "a") != (index == "m, n"):
+        with pytest.raises(tl.TileError, match="with the columns of a product has to come from memory"):
+            compile_kernel(kernel, SM_90A, sizes, schedule=parse_schedule(stated))
+        return
+    made = compile_kernel(kernel, SM_90A, sizes, schedule=parse_schedule(stated))
+    got = emulate.run_module(made.module, made.source, inputs, {}, blocks=2)["o"]
+    left, right = inputs["a"].astype(float), inputs["b"].astype(float)
+    seen = np.arange(72)[:, None] < np.arange(56) + 3
+    want = (left + 1) @ right.T if side == "a" else left @ np.where(seen, right + 1, 0).T
+    assert np.array_equal(got, want if index == "m, n" else want.T)
+
+
 # ---------------------------------------------------------------- machine code
 
 needs_toolkit = pytest.mark.skipif(

@@ -366,9 +366,9 @@ class Loops(Reads):
         self.move_on(s, moved)
         for t, (array, _) in zip(cascade.trails, packed, strict=True):
             self.finish({array})
-            operand = next(x for x in (t.dot.a, t.dot.b) if x not in [Name(n) for n in self.boxes])
-            left = self.operand(operand)
-            assert isinstance(left, RegisterOperand)
+            left, _ = self.sides(self.operand(t.dot.a), self.operand(t.dot.b), self._state(s, t).layout)
+            if not isinstance(left, RegisterOperand):
+                raise Unfit("a sum of products of tiles from memory in a loop that computes")
             self.pack(t.dot, left, array)
         self.finish()
         self.limits, self.existing_words, self.gaps = {}, {}, {}
