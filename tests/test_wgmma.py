@@ -163,6 +163,18 @@ def test_vectors_of_results_are_asked_for_while_products_run(columns: int, ahead
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("added", ["f32(n - m)", "f32(n % 3)", "where(n % 2 == 0, f32(load v[n]), f32(m))"])
+def test_results_that_leave_in_words_have_an_index_for_each_half(added: str) -> None:
+    text = VECTORS.replace("COLUMNS", "64").replace("+ f32(load v[n])", f"+ {added}")
+    inputs = {"a": drawn(72, 64), "b": drawn(80, 64), "u": drawn(80), "v": drawn(80)}
+    wide = {x: y.astype(float) for x, y in inputs.items()}
+    n, m = np.arange(80), np.arange(72)[:, None]
+    wanted = {"-": n - m, "%": n % 3, "=": np.where(n % 2 == 0, wide["v"], m)}
+    more = wanted[next(x for x in ("=", "%", "-") if x in added)]
+    want = np.abs(wide["a"] @ wide["b"].T + wide["u"]) + more
+    assert np.array_equal(emulated(text, inputs)["o"], want.astype(ml_dtypes.bfloat16))
+
+
 def test_vectors_are_not_asked_for_ahead_of_another_loop() -> None:
     """Its sums need the registers."""
     loop = (

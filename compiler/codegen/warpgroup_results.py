@@ -185,7 +185,10 @@ class Results(Loops):
             self.text.line(f"store_matrices({place} + matrix_row + ({unit}), {', '.join(words)})")
 
     def _point(self, value: Expr, at: Point) -> None:
-        """Index and existence of the axes that an element's code names."""
+        """Index and existence of the axes that an element's code names, under names of its own: two elements go into one
+        word."""
         indexed, spanned = self._axes_needed([value])
         for axis in at.layout.axes:
+            if axis in indexed or axis in spanned:
+                self.renew(axis)
             self._index(at, axis, axis in indexed, axis in spanned)
