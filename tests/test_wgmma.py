@@ -163,6 +163,18 @@ def test_vectors_of_results_are_asked_for_while_products_run(columns: int, ahead
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("added", ["f32(n - m)", "f32(n % 3)", "where(n % 2 == 0, f32(load v[n]), f32(m))"])
+def test_results_that_leave_in_words_have_an_index_for_each_half(added: str) -> None:
+    text = VECTORS.replace("COLUMNS", "64").replace("+ f32(load v[n])", f"+ {added}")
+    inputs = {"a": drawn(72, 64), "b": drawn(80, 64), "u": drawn(80), "v": drawn(80)}
+    wide = {x: y.astype(float) for x, y in inputs.items()}
+    n, m = np.arange(80), np.arange(72)[:, None]
+    wanted = {"-": n - m, "%": n % 3, "=": np.where(n % 2 == 0, wide["v"], m)}
+    more = wanted[next(x for x in ("=", "%", "-") if x in added)]
+    want = np.abs(wide["a"] @ wide["b"].T + wide["u"]) + more
+    assert np.array_equal(emulated(text, inputs)["o"], want.astype(ml_dtypes.bfloat16))
+
+
 def test_vectors_are_not_asked_for_ahead_of_another_loop() -> None:
     """Its sums need the registers."""
     loop = (
@@ -434,8 +446,10 @@ def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:
         (product().replace("load b[z, n, k]", "load b[z, n, k % 2]"), "no block of rows and columns"),
         (product(rows=128, columns=512), "512"),
         (product().replace("K by 64", "K by 64 to m + 1"), "bounds of `k`"),
+        (product().replace("K by 64", "K by 24"), "`k` by 24; products take 16 at a time"),
+        (product().replace("M, K, N", "M, K, N, J").replace("in K", "in J"), "`a` goes on where `k` ends"),
     ],
-    ids=["rows", "columns", "dtype", "subscripts", "wide", "bounds"],
+    ids=["rows", "columns", "dtype", "subscripts", "wide", "bounds", "depth", "part of a tensor"],
 )
 def test_what_the_tier_does_not_take_is_said(text: str, reason: str) -> None:
     (program,) = parse_module(text).programs
@@ -446,6 +460,40 @@ def test_what_the_tier_does_not_take_is_said(text: str, reason: str) -> None:
 def test_a_fitting_program_has_no_reason() -> None:
     (program,) = parse_module(product()).programs
     assert why_not(program, SM_90A) is None
+
+
+PART = """kernel part<T: bf16>(a: T[M, K], b: T[K, N], w: f32[J]) -> (o: f32[M, N], u: f32[J]) {
+    o[m, n] = sum[k in J](a[m, k] * b[k, n])
+    u[k] = w[k]
+}
+"""
+
+
+def test_a_sum_over_a_part_of_its_tensors_leaves_the_rest_out() -> None:
+    """What lies behind the part, within the last tile, is in the way of the copy engine alone."""
+    kernel = tl.parse(PART)["part"]
+    inputs = {"a": drawn(72, 64), "b": drawn(64, 80), "w": drawn(24, dtype=np.float32)}
+    made = compile_kernel(kernel, SM_90A, {"M": 72, "N": 80, "K": 64, "J": 24}, dtypes={"T": DType.BF16})
+    got = emulate.run_module(made.module, made.source, inputs, {})["o"]
+    assert np.array_equal(got, inputs["a"][:, :24].astype(float) @ inputs["b"][:24].astype(float))
+
+
+@pytest.mark.parametrize("b", ["d, n", "n, d"])
+@pytest.mark.parametrize("a", ["m, d", "d, m"])
+def test_axes_in_one_piece_that_end_within_a_step(a: str, b: str) -> None:
+    """Instructions take 16 elements of the contracted axis; behind its 24 there are zeros."""
+    text = ATTENTION.replace("q: T[H, M, D], k: T[G, N, D]", f"q: T[H, {a.upper()}], k: T[G, {b.upper()}]")
+    score = PRODUCT.replace("q[h, m, d]", f"q[h, {a}]").replace("n, d]", f"{b}]")
+    sizes = {"H": 1, "G": 1, "M": 72, "N": 40, "D": 24, "E": 16}
+    made = attention_of(text.replace("SCORE", score).replace("SET", ""), "m by 64, n by 32", sizes)
+    given, ran = attention_inputs(sizes), list[str]()
+    turned = {
+        x: np.ascontiguousarray(given[x].swapaxes(1, 2)) for x, axes in (("q", a), ("k", b)) if axes[0] == "d"
+    }
+    got = emulate.run_module(made.module, made.source, {**given, **turned}, {"scale": 0.3}, blocks=1, ran=ran)
+    want, _ = exact(given, 0.3, False, lambda m, n, M, N: m >= 0)
+    assert ran == ["attention"]
+    assert np.abs(got["o"].astype(float) - want).max() < 2e-3
 
 
 WEIGHTS = """kernel weights(s: bf16[M, N], v: bf16[N, E]) -> (p: bf16[M, N], o: bf16[M, E]) {

@@ -17,7 +17,7 @@ Else they leave through the slot of such a tile, of which each warpgroup has rea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ...dsl.records import dataclass
@@ -47,6 +47,7 @@ from .tile_types import tile_axes
 
 CHUNK = 64  # columns of one box: 128 bytes
 ROW_BYTES = 128
+STEP = 16  # of the contracted axis, one instruction
 LARGEST_BOX = 256  # rows of one box
 MOST_RANKS = 5
 MOST_STAGES, LEAST_STAGES = 16, 2
@@ -179,9 +180,10 @@ def staging(
         if isinstance(s, Let)
     }
     groups = _grouped(program, names)
+    deep = {a for s in statements(program.body) for e in expressions(s) for d in dots(e) for a in d.over}
     rings = [
         Ring(
-            tuple(box(x, program, tiles, at_most) for x in group),
+            tuple(box(x, program, tiles, at_most, deep) for x in group),
             any(n in looped for n, x in names.items() if x in group),
         )
         for group in groups
@@ -328,8 +330,15 @@ def _join(groups: list[list[Load]], loads: list[Load]) -> None:
     groups[:] = [g for g in groups if g not in met] + [merged]
 
 
-def box(load: Load, program: TileProgram, tiles: dict[str, int], at_most: Mapping[str, int]) -> Box:
-    """The box of a tile. Raises `Unfit` where the copy engine cannot bring it."""
+def box(
+    load: Load,
+    program: TileProgram,
+    tiles: dict[str, int],
+    at_most: Mapping[str, int],
+    deep: Collection[str] = (),
+) -> Box:
+    """The box of a tile, with whole steps of rows along axes that products contract (`deep`). Raises `Unfit` where the copy
+    engine cannot bring it."""
     param, subscripts = program.param(load.tensor), load.subscripts
     spanned = [(i, x.axis) for i, x in enumerate(subscripts) if isinstance(x, AxisIndex) and x.axis in tiles]
     named = [
@@ -352,12 +361,13 @@ def box(load: Load, program: TileProgram, tiles: dict[str, int], at_most: Mappin
     if any(isinstance(y, Load) for x in subscripts for y in subexpressions(x)):
         raise Unfit(f"where {what} lies depends on a tensor")
     (row_at, row), (_, column) = spanned
-    if tiles[row] > LARGEST_BOX:
-        raise Unfit(f"{what} has {tiles[row]} rows; a box holds {LARGEST_BOX}")
+    rows = -(-tiles[row] // STEP) * STEP if row in deep else tiles[row]
+    if rows > LARGEST_BOX:
+        raise Unfit(f"{what} has {rows} rows; a box holds {LARGEST_BOX}")
     extent = tile_axes(program, dict(program.statics))[row].extent
-    exist = at_most.get(extent.name, tiles[row]) if isinstance(extent, ExtentRef) else tiles[row]
-    sizes = tuple(min(tiles[row], exist) if i == row_at else 1 for i in range(len(subscripts) - 1))
-    return Box(load, row, column, tiles[row], tiles[column], (*sizes, CHUNK))
+    exist = at_most.get(extent.name, rows) if isinstance(extent, ExtentRef) else rows
+    sizes = tuple(min(rows, exist) if i == row_at else 1 for i in range(len(subscripts) - 1))
+    return Box(load, row, column, rows, tiles[column], (*sizes, CHUNK))
 
 
 def _with_slots(rings: list[Ring], target: CudaTarget, output_bytes: int, tasks_in_turn: bool) -> list[Ring]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ...dsl.records import dataclass
 from ...dsl.types import DType
-from ..tile_ir import Dot, Expr, Let, Name, subexpressions
+from ..tile_ir import AxisIndex, Dot, Expr, Let, Name, subexpressions
 from .deal import Layout
 from .mma import RegisterOperand, Unfit
 from .roles import ROWS, Role
 from .simt_source import Point, Registers
-from .staging import ROW_BYTES, Box, Ring, computed
+from .staging import ROW_BYTES, STEP, Box, Ring, computed
+from .tile_types import static_value
 
-STEP = 16  # of the contracted axis, one instruction
 MOST_COLUMNS = {1: 256, 2: 256, 3: 192}
 """Of one instruction, by the warpgroups that compute: with three of them a thread starts with 128 registers."""
 
@@ -181,6 +181,8 @@ class Products(Role):
         most = MOST_COLUMNS[self.warpgroups]
         if columns % 8 or not 8 <= columns <= most:
             raise Unfit(f"`{column}` by {columns}; a product has 8 to {most} columns in steps of 8")
+        for operand in (x for x in (left, right) if isinstance(x, InRing)):
+            self.check_depth(operand, over)
         element = self.program.param(right.box.load.tensor).dtype
         rings = list(dict.fromkeys(x.ring for x in (left, right) if isinstance(x, InRing)))
         for ring in (r for r in rings if r not in self.slots):
@@ -194,6 +196,18 @@ class Products(Role):
         self.groups.append(
             Group(target.array, columns // 2, None if isinstance(left, InRing) else left, rings)
         )
+
+    def check_depth(self, operand: InRing, over: str) -> None:
+        """Instructions multiply whole steps of the contracted axis. What a step has beyond the axis's end is zeros from the
+        copy engine if the tensor ends there too; else its end has to lie between tiles. Raises `Unfit`."""
+        load, tile, extent = operand.box.load, self.tiles[over], self.axes[over].extent
+        if over not in self._whole() and tile % STEP:
+            raise Unfit(f"`{over}` by {tile}; products take {STEP} at a time")
+        size = self.program.param(load.tensor).shape[load.subscripts.index(AxisIndex(over))]
+        known = static_value(extent, self.statics)
+        ends = extent == size or (known is not None and known == static_value(size, self.statics))
+        if not ends and (tile % STEP or self.has_tail(self.axes[over], tile)):
+            raise Unfit(f"`{load.tensor}` goes on where `{over}` ends within a tile")
 
     def _form(self, operand: InRing, over: str) -> str:
         box = operand.box

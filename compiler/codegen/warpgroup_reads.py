@@ -15,10 +15,10 @@ from itertools import product
 from ..tile_ir import Expr, For, Grid, Let, Load, Name, Stmt, TileProgram, subexpressions
 from .mma import Unfit
 from .simt_source import Point, Registers, Value, local_array
-from .staging import READ, ROW_BYTES, Ring, box, read_tiles
+from .staging import READ, ROW_BYTES, STEP, Ring, box, read_tiles
 from .streams import facts_of
 from .tile_types import leaves, rewrite, tile_axes
-from .warpgroup_products import STEP, Products
+from .warpgroup_products import Products
 
 WARP_BYTES = 16 * ROW_BYTES  # of a chunk of 64 columns: a warp's rows
 

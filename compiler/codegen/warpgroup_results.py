@@ -11,9 +11,8 @@ from ...dsl.types import DType
 from ..tile_ir import AxisIndex, Cast, Expr, Name, Stmt, Store, subexpressions
 from .deal import Layout
 from .simt_source import NOWHERE, Point
-from .staging import CHUNK, OUTPUT_BYTES, ROW_BYTES
+from .staging import CHUNK, OUTPUT_BYTES, ROW_BYTES, STEP
 from .warpgroup_loops import Loops
-from .warpgroup_products import STEP
 
 LEAVING = 12  # the first of the named barriers at which a warpgroup's warps meet before results take a slot
 WARP_ROWS = 16  # of a warpgroup's 64, those whose sums a warp has
@@ -186,7 +185,10 @@ class Results(Loops):
             self.text.line(f"store_matrices({place} + matrix_row + ({unit}), {', '.join(words)})")
 
     def _point(self, value: Expr, at: Point) -> None:
-        """Index and existence of the axes that an element's code names."""
+        """Index and existence of the axes that an element's code names, under names of its own: two elements go into one
+        word."""
         indexed, spanned = self._axes_needed([value])
         for axis in at.layout.axes:
+            if axis in indexed or axis in spanned:
+                self.renew(axis)
             self._index(at, axis, axis in indexed, axis in spanned)
