@@ -293,3 +293,26 @@ def test_sides_make_row_vectors_agree_with_their_tiles() -> None:
     assert d.layout(("e",)).serves(d.layout(("mt", "e")))
     assert not d.layout(("nt",)).serves(d.layout(("nt", "d")))  # two column axes: nt goes to rows there
     assert d.layout(("mt", "nt")).elements == 32
+
+
+COLUMNS = """module g { tile g(x: f32[N, M], s: out f32[M], t: out f32[M]) {
+    extents M, N
+    for m in M by 64 parallel {
+        for n in N by 128 carry (a: f32[m] = fill(0.0), b: f32[m] = fill(-inf)) {
+            xt: f32[n, m] = load x[n, m]
+            yield a + sum[n](xt), max(b, max[n](xt))
+        }
+        store s[m] = a
+        store t[m] = b
+    }
+} }"""
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+def test_columns_that_eight_warps_reduce(preferred: bool) -> None:
+    """A warp's lanes have columns of their own, so none may fold another's parts."""
+    x = np.random.default_rng(1).integers(-99, 99, (136, 72)).astype(np.float32)
+    module = parse_module(COLUMNS)
+    got = emulate.run_module(module, generate(module, SM_80), {"x": x}, {}, preferred=preferred)
+    np.testing.assert_array_equal(got["s"], x.sum(0))
+    np.testing.assert_array_equal(got["t"], x.max(0))

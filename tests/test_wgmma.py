@@ -175,6 +175,21 @@ def test_results_that_leave_in_words_have_an_index_for_each_half(added: str) -> 
     assert np.array_equal(emulated(text, inputs)["o"], want.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize(("rows", "columns"), [("J", "N"), ("M", "J"), ("J", "J")])
+def test_results_that_are_a_part_of_their_tensor_leave_the_rest_as_it_is(rows: str, columns: str) -> None:
+    """Boxes end where the tensor does, not where the axis does."""
+    text = product().replace("B, M, K, N\n", "B, M, K, N, J\n    static M = 80, K = 64, N = 88, J = 40\n")
+    text = text.replace("m in M", f"m in {rows}").replace("n in N", f"n in {columns}")
+    text = text.replace("o: out", "o: inout")
+    inputs = {"a": drawn(1, 80, 64), "b": drawn(1, 88, 64), "o": drawn(1, 80, 88)}
+    want = inputs["o"].copy()
+    part = (0, slice(40 if rows == "J" else 80), slice(40 if columns == "J" else 88))
+    every = inputs["a"][0].astype(float) @ inputs["b"][0].astype(float).T
+    want[part] = every[part[1:]].astype(want.dtype)
+    assert why_not(parse_module(text).programs[0], SM_90A) is None
+    assert np.array_equal(emulated(text, inputs)["o"], want)
+
+
 def test_vectors_are_not_asked_for_ahead_of_another_loop() -> None:
     """Its sums need the registers."""
     loop = (

@@ -179,9 +179,9 @@ class Reduction:
                         k.text.line(f"{self.element(array, at)} = {name}")
 
     def fold_parts(self, parts: list[Staged], stride: int, count: int, at: Point) -> None:
-        """Fold the warps' parts of one element: many of them a part a lane, then between lanes."""
+        """Fold the warps' parts of one element: of many a part a lane, then between lanes that share elements."""
         k = self.k
-        if count >= MANY_WARPS:
+        if count >= MANY_WARPS and not self.kept.mask & (count - 1):
             for name, p in zip((self.name, self.place), parts, strict=False):
                 k.text.line(f"{name} = {self.spot(p, at, f'(thread & {count - 1})', stride)}")
             for bit in reversed(range(count.bit_length() - 1)):

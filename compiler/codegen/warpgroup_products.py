@@ -200,14 +200,18 @@ class Products(Role):
     def check_depth(self, operand: InRing, over: str) -> None:
         """Instructions multiply whole steps of the contracted axis. What a step has beyond the axis's end is zeros from the
         copy engine if the tensor ends there too; else its end has to lie between tiles. Raises `Unfit`."""
-        load, tile, extent = operand.box.load, self.tiles[over], self.axes[over].extent
+        load, tile = operand.box.load, self.tiles[over]
         if over not in self._whole() and tile % STEP:
             raise Unfit(f"`{over}` by {tile}; products take {STEP} at a time")
         size = self.program.param(load.tensor).shape[load.subscripts.index(AxisIndex(over))]
-        known = static_value(extent, self.statics)
-        ends = extent == size or (known is not None and known == static_value(size, self.statics))
-        if not ends and (tile % STEP or self.has_tail(self.axes[over], tile)):
+        if not self.ends_with(over, size) and (tile % STEP or self.has_tail(self.axes[over], tile)):
             raise Unfit(f"`{load.tensor}` goes on where `{over}` ends within a tile")
+
+    def ends_with(self, axis: str, size: Expr) -> bool:
+        """Is an axis known to end where a dimension of this size does?"""
+        extent = self.axes[axis].extent
+        known = static_value(extent, self.statics)
+        return extent == size or (known is not None and known == static_value(size, self.statics))
 
     def _form(self, operand: InRing, over: str) -> str:
         box = operand.box

@@ -68,12 +68,12 @@ class Results(Loops):
         layout = self.deal.layout((row, column))
         bounded = any(self.live[a].lo is not None or self.live[a].hi is not None for a in spanned)
         bare = s.subscripts and s.subscripts[-1] == AxisIndex(column)
-        inside = all(
-            self.covers(x, n)
+        ends = all(
+            self.ends_with(x.axis, n)
             for x, n in zip(s.subscripts, param.shape, strict=True)
             if isinstance(x, AxisIndex) and x.axis in spanned
         )
-        fits = set(axes) == {row, column} and bare and inside and not bounded and layout.spread(row).between
+        fits = set(axes) == {row, column} and bare and ends and not bounded and layout.spread(row).between
         return (row, column) if fits and self._chunk_starts(column) else None
 
     def _chunk_starts(self, column: str) -> list[int]:
