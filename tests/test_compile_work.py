@@ -167,6 +167,7 @@ def test_waiting_ends_with_the_value_or_the_rounds() -> None:
 def test_what_the_cache_folder_holds_is_neither_run_as_text_nor_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kernels, "_modules", {})  # what another test compiled does not lie in this folder
     kernel = tl.compile(tl.parse(f"# {time.monotonic_ns()}\n" + PRODUCT)["product"])
     expected = kernel(*ARGUMENTS["product"])
     source = kernel.compilation(*ARGUMENTS["product"]).source
