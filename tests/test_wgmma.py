@@ -452,6 +452,21 @@ def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:
     assert np.array_equal(got, want.astype(ml_dtypes.bfloat16))
 
 
+ROW_SUMS = """module g { tile g(a: bf16[M, K], b: bf16[N, K], o: out f32[M, N]) {
+    extents M, K, N
+    tier wgmma
+    for m in M by 128, n in N by 64 parallel {
+        for k in K by 64 carry (s: f32[m, n] = fill(0.0), t: f32[m] = fill(0.0)) {
+            x: bf16[m, k] = load a[m, k]
+            y: bf16[n, k] = load b[n, k]
+            w: bf16[m, k] = load a[m, k]
+            yield s + dot[k](x, y), t + sum[k](f32(w))
+        }
+        store o[m, n] = s + t
+    }
+} }"""
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -463,8 +478,9 @@ def test_what_the_copy_engine_cannot_address_goes_another_way() -> None:
         (product().replace("K by 64", "K by 64 to m + 1"), "bounds of `k`"),
         (product().replace("K by 64", "K by 24"), "`k` by 24; products take 16 at a time"),
         (product().replace("M, K, N", "M, K, N, J").replace("in K", "in J"), "`a` goes on where `k` ends"),
+        (ROW_SUMS, "a sum of products of tiles from memory in a loop that computes"),
     ],
-    ids=["rows", "columns", "dtype", "subscripts", "wide", "bounds", "depth", "part of a tensor"],
+    ids=["rows", "columns", "dtype", "subscripts", "wide", "bounds", "depth", "part of a tensor", "row sums"],
 )
 def test_what_the_tier_does_not_take_is_said(text: str, reason: str) -> None:
     (program,) = parse_module(text).programs
