@@ -8,6 +8,7 @@ that are alive together at the fullest point of the code, beside a fixed number 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from ...dsl.records import dataclass
@@ -23,6 +24,8 @@ AT_A_TIME = 4
 """Registers of a matrix operand's fragments that live together: each is read from shared memory just before its products."""
 UNIFORM_SCALARS = 20
 """The same in tier `wgmma`, whose addresses, slots and bounds are the same for a warp and lie in registers of its own."""
+COPIED = re.compile(r"\s*(\w+)(\[\w+\]) = (\w+)\2$")
+WRITTEN = re.compile(r"\s*(\w+)\[.+\] = ")
 DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\((\d+)")
 
 
@@ -63,7 +66,7 @@ def live_arrays(lines: list[str]) -> Iterator[_Array]:
     for i, line in enumerate(lines):
         for name in set(re.findall(r"[A-Za-z_]\w*", line)):
             mentioned.setdefault(name, []).append(i)
-    ends = _loop_ends(lines)
+    ends, copies = _loop_ends(lines), _copies(lines)
     for i, line in enumerate(lines):
         found = DECLARED.match(line)
         if found is None:
@@ -75,7 +78,21 @@ def live_arrays(lines: list[str]) -> Iterator[_Array]:
         registers = int(count) * (2 if bits == "64" else 1)
         if FRAGMENT.search(name):
             registers = min(registers, AT_A_TIME)
+        if name in copies and max(mentioned[copies[name]]) >= last:
+            registers = 0
         yield _Array(int(count), registers, first, max(first, until))
+
+
+def _copies(lines: list[str]) -> dict[str, str]:
+    """Arrays that are written once, each element from the same one of another array, and that array: they are the same
+    registers, for the generated code writes no array again while a copy of it is read."""
+    written = Counter(m[1] for line in lines if (m := WRITTEN.match(line)))
+    declared = {m[1]: m[0].partition(" = ")[2] for line in lines if (m := DECLARED.match(line))}
+    return {
+        m[1]: m[3]
+        for line in lines
+        if (m := COPIED.match(line)) and written[m[1]] == 1 and declared.get(m[1]) == declared.get(m[3])
+    }
 
 
 def _loop_ends(lines: list[str]) -> list[tuple[int, int]]:

