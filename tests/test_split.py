@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -100,6 +101,30 @@ def test_a_cascade_merges_by_its_own_repair() -> None:
     total = weights.sum(1)
     want = {"o": weights @ v / total[:, None], "lse": np.log(total) + s.max(1)}
     agrees(module, want, {"q": q, "k": k, "v": v}, scale=0.3)
+
+
+@pytest.mark.parametrize("tier", ["mma", "wgmma"])
+def test_what_a_merge_does_not_read_is_not_said_of_it(tier: str) -> None:
+    """Rows of either sign keep `scale` inside the sums: the merge has no such scalar, nor is told that it is positive."""
+    text = """kernel rows(q: bf16[M, D], k: bf16[N, D], v: bf16[N, E], w: f32[M], scale: f32) -> o: f32[M, E] {
+      require scale > 0
+      p[m, n] = softmax[n](w[m] * (scale * sum[d](q[m, d] * k[n, d])))
+      o[m, e] = sum[n](p[m, n] * v[n, e])
+    }"""
+    made = compiled(
+        text, {"M": 5, "N": 40, "D": 16, "E": 16}, f"tier {tier}\n tile n by 16\n split n by 2", SM_90A
+    )
+    parts, merge = made.module.programs
+    assert "@positive" in print_module(made.module)
+    assert [s.name for s in parts.scalars] == ["scale"]
+    assert not merge.scalars
+    given = {"q": drawn(5, 16), "k": drawn(40, 16), "v": drawn(40, 16)[::-1]}
+    tensors = {n: x.astype(ml_dtypes.bfloat16) for n, x in given.items()} | {"w": drawn(5)}
+    q, k, v = (tensors[n].astype(float) for n in "qkv")
+    weights = np.exp(tensors["w"][:, None] * 0.25 * (q @ k.T))
+    want = weights @ v / weights.sum(1, keepdims=True)
+    got = emulate.run_module(made.module, made.source, tensors, {"scale": 0.25})["o"]
+    np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(

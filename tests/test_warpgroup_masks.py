@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from float64_attention import attention64
@@ -135,3 +136,25 @@ def test_what_else_reads_scores_keeps_their_lanes_apart() -> None:
         ]
         lets = [s.name for s in loops[0].body if "product" in s.name or s.name.startswith("s")]  # type: ignore[union-attr]
         assert any(only_shifted(loops[0], n) for n in lets) is expected
+
+
+@pytest.mark.parametrize("tier", ["mma", "wgmma"])
+def test_limits_that_a_head_moves(tier: str) -> None:
+    """`n <= m + h`: an axis that is not cut into tiles has an index, and no first one of a tile."""
+    text = """kernel heads(q: bf16[H, M, D], k: bf16[N, D], v: bf16[N, E]) -> o: f32[H, M, E] {
+      p[h, m, n] = softmax[n | n <= m + h](sum[d](q[h, m, d] * k[n, d]))
+      o[h, m, e] = sum[n](p[h, m, n] * v[n, e])
+    }"""
+    schedule = parse_schedule(f"schedule s for heads on cuda:sm_90a {{ tier {tier}\n tile n by 16 }}")
+    made = compile_kernel(
+        tl.parse(text)["heads"], SM_90A, {"H": 3, "M": 4, "N": 20, "D": 16, "E": 16}, schedule=schedule
+    )
+    rng = np.random.default_rng(3)
+    shapes = {"q": (3, 4, 16), "k": (20, 16), "v": (20, 16)}
+    given = {n: rng.integers(-1, 2, s).astype(ml_dtypes.bfloat16) for n, s in shapes.items()}
+    q, k, v = (given[n].astype(float) for n in "qkv")
+    heads, rows, columns = np.ogrid[:3, :4, :20]
+    weights = np.where(columns <= rows + heads, np.exp(q @ k.T), 0)
+    want = weights @ v / weights.sum(-1, keepdims=True)
+    got = emulate.run_module(made.module, made.source, given, {})["o"]
+    np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02)

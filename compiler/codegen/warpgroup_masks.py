@@ -203,10 +203,7 @@ class RowMasks(AffineRows):
 
     def _gap(self, terms: dict[Expr, int]) -> str:
         """How far tiles lie apart, as a number of 32 bits that is far from all tiles where theirs is large."""
-        where = {
-            x: self.axis_names[x.axis].first if isinstance(x, AxisIndex) else self.emit(x, NOWHERE).operand
-            for x in terms
-        }
+        where = {x: self._first_of(x) or self.emit(x, NOWHERE).operand for x in terms}
         apart = " + ".join(f"{n} * {where[x]}" for x, n in terms.items()) or "0"
         if apart not in self.gaps:
             between = all(isinstance(x, AxisIndex) for x in terms) and sorted(terms.values()) == [-1, 1]
@@ -218,6 +215,12 @@ class RowMasks(AffineRows):
             )
             self.gaps[apart] = self.assign("gap", Code(clamped, DType.I32))
         return self.gaps[apart]
+
+    def _first_of(self, e: Expr) -> str:
+        """The first index of a tile; "" for other terms, among them axes of the grid that have one index a task."""
+        if isinstance(e, AxisIndex) and self.live[e.axis].tile is not None:
+            return self.axis_names[e.axis].first
+        return ""
 
     def _compute(self, name: Name, layout: Layout, axis: str) -> None:
         """A word for each row, in registers."""
