@@ -10,6 +10,7 @@ threads; no GPU is needed.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -147,6 +148,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to record the result")
     parser.add_argument("--samples", type=int, default=1)
     args = parser.parse_args()
+    if importlib.util.find_spec("numba_cuda") is None:
+        sys.exit("the extra `cuda` is not installed: pip install 'tileloom[cuda]'")
     import_s = imports()
     print(f"import {import_s:.2f} s")
     rows = []

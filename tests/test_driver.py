@@ -25,10 +25,9 @@ HANDLES = ("CUcontext", "CUmodule", "CUfunction")
 def header() -> str | None:
     """cuda.h of the toolkit's wheels."""
     spec = importlib.util.find_spec("nvidia")
-    found = (
-        Path(root) / "cu13" / "include" / "cuda.h" for root in (spec.submodule_search_locations or []) if spec
-    )
-    return next((p.read_text() for p in found if p.exists()), None) if spec else None
+    roots = (spec.submodule_search_locations if spec else None) or []
+    found = (Path(root) / "cu13" / "include" / "cuda.h" for root in roots)
+    return next((p.read_text() for p in found if p.exists()), None)
 
 
 def kind_in_c(parameter: str) -> str:

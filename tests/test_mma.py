@@ -342,5 +342,19 @@ def test_what_the_tier_does_not_take_is_said() -> None:
     assert "sm_75" in str(why_not(program, SM_75))
     (single,) = parse_module(product("K, N", "k, n").replace("bf16", "f32")).programs
     assert "a product of f32 and f32" in str(why_not(single, SM_80))
+    (narrow,) = parse_module(product("K, N", "k, n").replace("N by 64", "N by 8")).programs
+    assert "tiles of m by 64, n by 8: four warps take multiples of 64 x 16" in str(why_not(narrow, SM_80))
     (short,) = parse_module(product("K, N", "k, n").replace("K by 16", "K by 8")).programs
     assert "multiple of 16" in str(why_not(short, SM_80))
+
+
+def test_a_stated_tier_that_changes_nothing_is_said() -> None:
+    """Single rows of a tile are no product for matrix units: the kernel runs without them, and a remark says so."""
+    text = """kernel p(a: bf16[M, K], b: bf16[K, N]) -> o: f32[M, N] { o[m, n] = sum[k](a[m, k] * b[k, n]) }
+    schedule rows for p on cuda:sm_80 { tier mma  tile m by 1, n by 32, k by 16 }
+    schedule tiles for p on cuda:sm_80 { tier mma  tile m by 64, n by 64, k by 32 }
+    """
+    program = tl.parse(text)
+    for schedule, said in (("rows", True), ("tiles", False)):
+        made = tl.compile(program["p"], schedule=program.schedules[schedule]).compilation(M=64, N=64, K=64)
+        assert any("`tier mma` changes nothing" in r.message for r in made.remarks) is said

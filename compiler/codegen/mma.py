@@ -245,7 +245,10 @@ class MatrixKernel(Streams):
             found = fragment_deal(demands, self.tiles, rows, columns)
             if all(self._fits(found, d.axes) for d in demands if d.kind == "dot"):
                 return found
-        raise Unfit("its tiles do not divide into 16 rows and 16 columns a warp")
+        axes = dict.fromkeys(a for d in demands if d.kind == "dot" for a in d.axes)
+        tiles = ", ".join(f"{a} by {self.tiles[a]}" for a in axes)
+        taken = "64 rows and 16 columns" if feeds else "64 x 16, 32 x 32 or 16 x 64"
+        raise Unfit(f"tiles of {tiles}: four warps take multiples of {taken}")
 
     def _fragments(self, demands: list[Demand], row_warps: int, column_warps: int) -> int:
         """Rows and columns of operands that a warp reads for its part of the products."""

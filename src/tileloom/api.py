@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledKernel", "Explained", "TileError", "compile", "load", "parse"]
 
-TARGETS = "`cpu`, `interp`, `cuda` for the GPU that is here, or one by name, `cuda:sm_90a`"
+CUDA_NAMES = "cuda:sm_ followed by 75, 80, 86, 89, 90a, 100a or 120"
+TARGETS = f"`cpu`, `interp`, `cuda` for the GPU that is here, or one by name: {CUDA_NAMES}"
 NAMED_OPTIONS = (RUNNING_SCALE,)
 """Inexact rules that are off unless named."""
 REMEMBERED_CALLS, NATIVE_CALLS = 256, 8

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..api import CompiledKernel, compile
+from ..api import CUDA_NAMES, CompiledKernel, compile
 from ..arguments import Array, Scalar, alternatives, deduced
 from ..compiler.calls import check_call, extents_of
 from ..compiler.interpreter.elements import element_of
@@ -65,7 +65,9 @@ def add_kernel(parser: ArgumentParser) -> None:
 
 def add_compilation(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--target", metavar="T", help="cpu (the default), interp, or cuda:sm_90a and its like"
+        "--target",
+        metavar="T",
+        help=f"cpu (the default), interp, cuda for the GPU that is here, or {CUDA_NAMES}",
     )
     parser.add_argument("--schedule", metavar="S", help="a file with a schedule, or the name of one in FILE")
     parser.add_argument("--fuse", choices=FUSE, default="auto", help="fuse what pays, everything, or nothing")

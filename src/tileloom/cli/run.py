@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +83,11 @@ def _copies(found: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _outputs(call: Any, found: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
-    returned = call(**tensors, **found.numbers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*arrays lie in the host's memory"
+        )  # as the command's always do
+        returned = call(**tensors, **found.numbers)
     several = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
     updated = {n: tensors[n] for n, t in found.graph.tensors.items() if t.inout}
     return {**dict(zip(found.graph.outputs, several, strict=True)), **updated}
