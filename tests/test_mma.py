@@ -342,8 +342,8 @@ def test_what_the_tier_does_not_take_is_said() -> None:
     assert "sm_75" in str(why_not(program, SM_75))
     (single,) = parse_module(product("K, N", "k, n").replace("bf16", "f32")).programs
     assert "a product of f32 and f32" in str(why_not(single, SM_80))
-    (narrow,) = parse_module(product("K, N", "k, n").replace("N by 64", "N by 8")).programs
-    assert "tiles of m by 64, n by 8: four warps take multiples of 64 x 16" in str(why_not(narrow, SM_80))
+    (narrow,) = parse_module(product("K, N", "k, n").replace("N by 32 p", "N by 8 p")).programs
+    assert "tiles of m by 32, n by 8: four warps take multiples of 64 x 16" in str(why_not(narrow, SM_80))
     (short,) = parse_module(product("K, N", "k, n").replace("K by 16", "K by 8")).programs
     assert "multiple of 16" in str(why_not(short, SM_80))
 
