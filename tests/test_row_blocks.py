@@ -100,3 +100,26 @@ def first(text: str, m: int, n: int, target: CudaTarget) -> Any:
     """The preferred kernel, assembled."""
     source = generate(lowered(text, m, n, target.name), target)
     return machine_code(source, name(text), target)
+
+
+def test_weights_of_scores_of_any_size() -> None:
+    """exp(x - r) is one fused multiply-add with a rounded shift, which has to be exact for scores of any size: here up to
+    the largest, where x · log2 e overflows. Scores that differ are then far apart."""
+    n = 1024
+    random = np.random.default_rng(5)
+    x = random.standard_normal((8, n)).astype(np.float32)
+    x *= np.array([1, 30, 1e4, 1e9, 1e30, 2e37, 1e-30, 1])[:, None]
+    x[5, :3] = 3.3e38, -3.3e38, 3.3e38
+    x[7, 3] = np.inf
+    x[7, n // 2] = np.nan
+    x = x.astype(ml_dtypes.bfloat16)
+    module = lowered(SOFTMAX, 8, n)
+    source = generate(module, cuda_target("cuda:sm_90a"))
+    assert "near_exp2_f32(fma_f32(x_" in source
+    got = emulate.run_module(module, source, {"x": x}, {}, blocks=2)["y"].astype(float)
+    wide = x.astype(float)
+    e = np.exp(wide[:7] - wide[:7].max(-1, keepdims=True))
+    want = e / e.sum(-1, keepdims=True)
+    assert np.abs(got[:7] - want).max() <= 2**-8
+    assert (np.abs(got[:7] - want) <= want * 2**-8 + 1e-9).all()
+    assert np.isnan(got[7]).all()
