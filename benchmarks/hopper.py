@@ -1,11 +1,12 @@
 """Tier `wgmma` on an sm_90a device against cuBLAS, cuDNN, torch, Triton: `python benchmarks/hopper.py SUITE [--json FILE]`.
 
-Kernels come from text with the default schedule. `scores` has score functions and domains beside plain attention, `shapes`
-are products of real transformers, `naive` sets the same text with `fuse none` beside, with the memory that a call takes,
-`variants` sets schedules beside each other, `repeats` runs a kernel 100 times and compares bits, `small` times a short call
-on the host and in a graph of calls, `all` is everything. `gpu.py` says how a case is checked, timed and recorded; `--only`
-works here too. Machine code is made first, in several processes, so that a run's device time goes to measuring. `--list`
-needs torch but no device: it shows every case with its tier and what its schedule comes to.
+Kernels come from text with the default schedule. `depths` has heads of 32 to 248 columns, `scores` score functions and
+domains beside plain attention, `shapes` are products of real transformers, `naive` sets the same text with `fuse none`
+beside, with the memory that a call takes, `variants` sets schedules beside each other, `repeats` runs a kernel 100
+times and compares bits, `small` times a short call on the host and in a graph of calls, `all` is everything. `gpu.py`
+says how a case is checked, timed and recorded; `--only` works here too. Machine code is made first, in several
+processes, so that a run's device time goes to measuring. `--list` needs torch but no device: it shows every case with
+its tier and what its schedule comes to.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hopper_cases import (
     Kernel,
     attention_case,
     attentions,
+    depths,
     epilogue_cases,
     naive,
     product_case,
@@ -125,13 +127,16 @@ def graph_us(call: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
-SUITES = ("gemm", "attention", "scores", "shapes", "naive", "variants", "repeats", "small")
+SUITES = ("gemm", "attention", "depths", "scores", "shapes", "naive", "variants", "repeats", "small")
+
+
+ATTENDED = {"attention": attentions, "scores": scores, "depths": depths}
 
 
 def kernels_of(suite: str) -> dict[str, Kernel]:
     """Every kernel of a suite, by case and variant."""
-    if suite in ("gemm", "attention", "scores", "shapes"):
-        made: Any = {"gemm": products, "attention": attentions, "scores": scores, "shapes": shapes}[suite]()
+    if suite in ATTENDED or suite in ("gemm", "shapes"):
+        made: Any = {**ATTENDED, "gemm": products, "shapes": shapes}[suite]()
         found = {n: k for n, k, _ in made}
         if suite == "gemm":
             found |= {
@@ -151,9 +156,8 @@ def rows_of(suite: str) -> Mapping[str, Callable[[], list[dict[str, Any]]]]:
     def through(make: Callable[[], list[Case]]) -> Callable[[], list[dict[str, Any]]]:
         return lambda: [row for case in make() for row in gpu.measure(case)]
 
-    if suite in ("attention", "scores"):
-        attended = attentions() if suite == "attention" else scores()
-        return {n: through(lambda n=n, k=k, f=f: [attention_case(n, k, f)]) for n, k, f in attended}
+    if suite in ATTENDED:
+        return {n: through(lambda n=n, k=k, f=f: [attention_case(n, k, f)]) for n, k, f in ATTENDED[suite]()}
     if suite == "variants":
         return {n: through(lambda n=n: [variant_case(n)]) for n in variants()}
     if suite == "naive":

@@ -212,6 +212,12 @@ SETS = {
 TILE = 128
 """Queries and keys of a tile, for the share of tiles with a pair that is seen."""
 HEADS = {64: 32, 96: 16, 128: 16, 256: 8}
+
+
+def heads(d: int) -> int:
+    return HEADS.get(d, 2048 // d)
+
+
 TOKENS = 16384
 
 
@@ -225,7 +231,7 @@ def attention_text(domain: str = "full", score: str = "") -> str:
 
 
 def attention_kernel(d: int, s: int, domain: str, score: str = "") -> Kernel:
-    h = HEADS[d]
+    h = heads(d)
     shape = (("B", TOKENS // s), ("H", h), ("G", h), ("M", s), ("N", s), ("D", d), ("E", d))
     return Kernel(attention_text(domain, score), "bf16", shape)
 
@@ -264,6 +270,15 @@ def attentions() -> list[tuple[str, Kernel, Attended]]:
     return [(x.name, x.kernel, x) for x in found]
 
 
+DEPTHS = (32, 40, 48, 72, 80, 104, 112, 136, 160, 192, 224, 248)
+"""Columns of a head that `attentions` does not have."""
+
+
+def depths() -> list[tuple[str, Kernel, Attended]]:
+    found = [Attended(d, 4096, x) for d in DEPTHS for x in ("full", "causal")]
+    return [(x.name, x.kernel, x) for x in found]
+
+
 def scores() -> list[tuple[str, Kernel, Attended]]:
     """Scores and domains beside plain ones of the same run."""
     found = [
@@ -280,7 +295,7 @@ def scores() -> list[tuple[str, Kernel, Attended]]:
 def attention_case(name: str, kernel: Kernel, what: Attended) -> Case:
     torch.manual_seed(0)
     d, s = what.d, what.s
-    b, h, scale = TOKENS // s, HEADS[d], d**-0.5
+    b, h, scale = TOKENS // s, heads(d), d**-0.5
     q, k, v = (drawn(b, h, s, d, dtype=torch.bfloat16) for _ in range(3))
     w, out, ours = torch.rand(h, device="cuda"), torch.empty_like(q), kernel.make()
     bias = drawn(s, s, dtype=torch.bfloat16)
@@ -455,7 +470,7 @@ def naive() -> dict[str, tuple[Kernel, Callable[[], Case]]]:
 def naive_attention(what: Attended) -> Case:
     fused = attention_case(f"naive {what.name}", what.kernel, what)
     torch.manual_seed(0)  # the same numbers
-    b, h, kernel = TOKENS // what.s, HEADS[what.d], what.kernel.make().naive
+    b, h, kernel = TOKENS // what.s, heads(what.d), what.kernel.make().naive
     q, k, v = (drawn(b, h, what.s, what.d, dtype=torch.bfloat16) for _ in range(3))
     w = torch.rand(h, device="cuda")
     calls = {
