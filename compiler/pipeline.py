@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from ..dsl.diagnostics import refuse
+from ..dsl.diagnostics import TileError, refuse
 from ..dsl.records import dataclass
 from ..dsl.syntax import ProgramKernel
 from ..dsl.types import DType
@@ -297,6 +297,10 @@ def taken(program: TileProgram, target: CudaTarget) -> Resources | None:
         return resources(program, target)
     except mma.Unfit:
         return None
+    except TileError:
+        if program.tier in MATRIX_UNITS:
+            return None
+        raise
 
 
 def compile_tiles(

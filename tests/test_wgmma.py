@@ -615,3 +615,42 @@ def test_two_loops_read_one_tile_of_queries() -> None:
     got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=3)
     o, _ = exact(inputs, 0.3, False, lambda m, n, M, N: ~((n <= m) & (m - n < 7)))
     assert np.abs(got["o"].astype(float) - o).max() < 2e-3
+
+
+WIDE_HEADS = """kernel wide<T: bf16>(q: T[M, D], k: T[N, D], v: T[N, E]) -> o: T[M, E] {
+  p[m, n] = softmax[n SET](sum[d](q[m, d] * k[n, d]) / sqrt(D))
+  o[m, e] = sum[n](p[m, n] * v[n, e])
+}
+"""
+
+
+@pytest.mark.parametrize("subset", ["", "| n <= m"])
+@pytest.mark.parametrize("columns", [72, 104, 136, 152, 184, 248])
+def test_heads_of_any_multiple_of_eight_columns(columns: int, subset: str) -> None:
+    """Those of 136 and more had no variant for strides that the copy engine cannot address, and so no code in the tier."""
+    sizes = {"M": 4096, "N": 4096, "D": columns, "E": columns}
+    program = tl.parse(WIDE_HEADS.replace("SET", subset))
+    made = compile_kernel(program["wide"], SM_90A, sizes, dtypes={"T": DType.BF16})
+    assert [p.tier for p in made.module.programs] == [
+        "wgmma",
+        "loops",
+    ]  # and the merge of a split, for one head
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+def test_a_head_of_136_columns(preferred: bool) -> None:
+    sizes = {"M": 70, "N": 40, "D": 136, "E": 136}
+    program = tl.parse(WIDE_HEADS.replace("SET", "| n <= m"))
+    made = compile_kernel(program["wide"], SM_90A, sizes, dtypes={"T": DType.BF16})
+    random = np.random.default_rng(6)
+    q, k, v = (random.standard_normal((n, 136)).astype(ml_dtypes.bfloat16) for n in (70, 40, 40))
+    ran: list[str] = []
+    got = emulate.run_module(
+        made.module, made.source, {"q": q, "k": k, "v": v}, {}, preferred=preferred, ran=ran
+    )["o"]
+    assert any("any" in name for name in ran) is not preferred
+    s = q.astype(float) @ k.astype(float).T / 136**0.5
+    s[np.arange(40) > np.arange(70)[:, None]] = -np.inf
+    p = np.exp(s - s.max(-1, keepdims=True))
+    want = p / p.sum(-1, keepdims=True) @ v.astype(float)
+    assert np.abs(got.astype(float) - want).max() < 0.02

@@ -204,23 +204,40 @@ def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     from . import simt
 
     found: simt.Kernel
-    for smaller in _smaller(program):
+    for smaller in _smaller(program, LEAST_TILE):
         try:
             found = mma.variants(replace(smaller, tier="mma"), target)[-1]
             break
         except (Unfit, TileError):
             pass
     else:
-        found = simt.variants(replace(smaller, tier="simt"), target)[-1]
+        found = _without_products(smaller, target)
     if found.name == plain(program.name):  # it serves all sizes itself, so nothing told it from others
         found = type(found)(found.program, target, found.wide, "any")
     return [found]
 
 
 LEAST_TILE = 32
+LEAST_TILE_OF_THREADS = 8
+"""Of tier `simt`, where columns that are no power of two, as 136, leave a thread many values of each row."""
 
 
-def _smaller(program: TileProgram) -> Iterator[TileProgram]:
+def _without_products(program: TileProgram, target: CudaTarget) -> Kernel:
+    """A kernel of tier `simt`, with the largest tiles that its threads can hold. Raises `TileError` where
+    they can hold none."""
+    from . import simt
+
+    refused: TileError | None = None
+    for smaller in _smaller(program, LEAST_TILE_OF_THREADS):
+        try:
+            return simt.variants(replace(smaller, tier="simt"), target)[-1]
+        except TileError as reason:
+            refused = refused or reason
+    assert refused is not None
+    raise refused
+
+
+def _smaller(program: TileProgram, least: int) -> Iterator[TileProgram]:
     """The program, then with its parallel loop's tiles down to powers of two, then with the largest halved, and again."""
     yield program
     (grid,) = (s for s in program.body if isinstance(s, Grid))
@@ -231,7 +248,7 @@ def _smaller(program: TileProgram) -> Iterator[TileProgram]:
         )
         largest = max(range(len(axes)), key=lambda i: axes[i].tile or 0)
         tile = axes[largest].tile or 0
-        if tile <= LEAST_TILE:
+        if tile <= least:
             return
         axes[largest] = replace(axes[largest], tile=tile // 2)
 
