@@ -29,9 +29,8 @@ from .deal import Spread
 from .fragments_ahead import FragmentsAhead
 from .loop_states import exponent, running_maxima
 from .mma import RegisterOperand
-from .row_shifts import shifted
 from .simt_source import Point, Registers
-from .warpgroup_exponentials import RowExponentials
+from .warpgroup_exponentials import RowExponentials, shifted
 
 VOTE = "any_lane"
 COLUMNS = 2  # side by side in one thread, of which limits are small numbers

@@ -55,7 +55,6 @@ from .deal import Deal, Layout, Spread
 from .loop_states import sums_in_parts
 from .near_functions import with_near_functions
 from .one_step import in_one_step
-from .row_shifts import shifted, slope_and_lift
 from .scalar_cuda import (
     Code,
     cast,
@@ -405,6 +404,8 @@ class Kernel(Elements):
     def _comments(self) -> Iterator[str]:
         d = self.deal
         yield f"# tier {self.tier}, {d.threads} threads: {1 << d.row_bits} rows of {1 << d.column_bits}"
+        if self.resident > 1:
+            yield f"# registers bounded so that a multiprocessor has room for {self.resident} blocks"
         for axis, tile in self.tiles.items():
             side = "thread rows" if axis in d.rows else "thread columns"
             whole = "in one piece" if axis in self._whole() else f"by {tile}"
@@ -759,41 +760,11 @@ class Kernel(Elements):
         """An elementwise expression over the elements of registers; nothing if it is they themselves."""
         if isinstance(e, Name) and self.values[e.name].registers == target:
             return
-        e = self._with_shifts(e, target.layout)
         self.prepare(e, target.layout)
         for at in self.nest(target.layout, [e]):
             self.text.line(
                 f"{target.array}[{at.element(target.layout)}] = {cast(self.emit(e, at), dtype).text}"
             )
-
-    def _with_shifts(self, e: Expr, layout: Layout) -> Expr:
-        """With exp(x - r) of the elements of a thread's row as one fused multiply-add and one exp2, in kernels that hold
-        whole rows and round to 16 bits: nothing accumulates them under another r."""
-        if not self.rounds or not self.wide.at_most:
-            return e
-
-        def rule(x: Expr) -> Expr:
-            s = shifted(x)
-            if s is None or s.scale is not None or not self._one_for_all(s.row, layout):
-                return x
-            dtype, row = (self.facts.type_of(y, self.types).dtype for y in (s.x, s.row))
-            if row is not DType.F32 or dtype not in (DType.F32, *SIXTEEN):
-                return x
-            slope, lift = (
-                self._row_number(s.row, n, y)
-                for n, y in zip(("slope", "lift"), slope_and_lift(s.row), strict=True)
-            )
-            return Apply("exp2", (Apply("fma", (s.x, slope, lift)),))
-
-        return rewrite(e, rule)
-
-    def _row_number(self, row: Name, name: str, e: Expr) -> Name:
-        """What is computed from a thread's one element of a row's value, as a variable."""
-        depth = self.text.depth
-        at = self.open(self.deal.layout(self.facts.type_of(row, self.types).axes), [row], set(), NOWHERE)
-        value = Value(TileType(DType.F32), scalar=self.assign(name, self.emit(e, at)))
-        self.text.depth = depth
-        return self.temporary(name, value)
 
     def map_apart(self, target: Registers, dtype: DType, e: Expr) -> None:
         """The same, where a choice that is one for all of a thread's elements is made once: a softmax of 32 elements a
@@ -803,10 +774,8 @@ class Kernel(Elements):
                 self._one_for_all(chooses, target.layout)
             ):
                 self.map(target, dtype, other)
-                depth = self.text.depth
-                at = self.open(
-                    self.deal.layout(self.facts.type_of(chooses, self.types).axes), [chooses], set(), NOWHERE
-                )
+                depth, own = self.text.depth, self.deal.layout(self.facts.type_of(chooses, self.types).axes)
+                at = self.open(own, [chooses], set(), NOWHERE)
                 self.text.line(f"if {self.emit(chooses, at).text}:")
                 self.text.depth += 1
                 self.map(target, dtype, constant_side)

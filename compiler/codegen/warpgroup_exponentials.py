@@ -11,13 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import Apply, Const, Expr, Load, Name, Reduce, TileType, subexpressions
 from .deal import Spread
-from .row_shifts import HUGE, LOG2_E, Shifted, shifted
 from .simt_source import NOWHERE, Value
 from .tile_types import rewrite
 from .warpgroup_masks import RowMasks
+
+LOG2_E = 1.4426950408889634
+HUGE = float(1 << 30)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """exp(scale · (x - row)); `scale` is None where there is no factor."""
+
+    scale: Expr | None
+    x: Expr
+    row: Name
+
+
+def shifted(e: Expr) -> Shifted | None:
+    """An exponential of a difference, recognised."""
+    match e:
+        case Apply(op="exp", args=(Apply(op="mul", args=(c, Apply(op="sub", args=(x, Name() as r)))),)):
+            return Shifted(c, x, r)
+        case Apply(op="exp", args=(Apply(op="sub", args=(x, Name() as r)),)):
+            return Shifted(None, x, r)
+    return None
 
 
 class RowExponentials(RowMasks):
