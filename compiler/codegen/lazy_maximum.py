@@ -54,6 +54,13 @@ def with_lazy_maxima(program: TileProgram) -> TileProgram:
     return replace(program, body=_rewritten(program.body)) if Degrees(program).all_zero else program
 
 
+def rows_that_cancel(program: TileProgram) -> frozenset[str]:
+    """What is subtracted in exponents and may be any number near, for no result depends on it: the running maxima (and what
+    stands in for one of -inf) of a program whose results divide one sum of weights by another."""
+    found = Degrees(program)
+    return frozenset(found.origins) if found.all_zero else frozenset()
+
+
 def _rewritten(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """What loops in a row need stands before the first of them, so that they stay in a row."""
     found: list[Stmt] = []

@@ -1,10 +1,16 @@
-"""exp(c · (x - r)) for the many x of a row: one fused multiply-add and one exp2 each, exact for numbers of any size.
+"""exp(c · (x - r)) for the many x of a row, exact for numbers of any size: one fused multiply-add and one exp2 each where a
+rounded shift cancels, a difference, a product and one exp2 where it need not.
 
-With s = c · log2 e and the rounded shift h = r · s, the same for the whole row, exp2(fma(x, s, -h)) is exact but for one
-rounding; that h differs from r · s by a rounding moves all weights of the row alike. A state that was accumulated under the
-shift h' of r' moves on by exp2(h' - h), from the same rounded products, and so does exp(c · (r' - r)) here. Where |h| is
-2^30 or more, that rounding could overflow an exponential: there s gives way to a power of two no larger, for which x and r
-are subtracted without error, and numbers that differ are too far apart for the size of s to matter.
+With s = c · log2 e and the rounded shift h = r · s, the same for the whole row, exp2(fma(x, s, -h)) has all weights of the row
+off by one factor, exp2(r · s - h), which |r| · 2^-24 may bring far from 1 (for r of 10^7 it is 0.8 or 1.3). So the fused form
+is for a row that is a running maximum of the loop, in a program whose results do not depend on what that maximum is
+(`lazy_maximum.py` proves it: they divide one sum of the row by another). For an r that is given, as in exp(s - lse), or that is
+stored with the sums, as for what two launches merge, differences are subtracted first: exp2((x - r) · s).
+
+A state that was accumulated under the shift h' of r' moves on by exp2(h' - h), from the same rounded products, and so does
+exp(c · (r' - r)) here. Where |h| is 2^30 or more, that rounding could overflow an exponential: there s gives way to a power of
+two no larger, for which x and r are subtracted without error, and numbers that differ are too far apart for the size of s to
+matter.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..tile_ir import Apply, Const, Expr, Load, Name, Reduce, TileType, subexpressions
 from .deal import Spread
+from .lazy_maximum import rows_that_cancel
 from .simt_source import NOWHERE, Value
 from .tile_types import rewrite
 from .warpgroup_masks import RowMasks
@@ -49,6 +56,7 @@ class RowExponentials(RowMasks):
         super()._give_names()
         self.scales: dict[Expr | None, tuple[Name, Name]] = {}
         self.shifts: dict[tuple[Expr | None, Name], tuple[Name, Name]] = {}
+        self.cancelling = rows_that_cancel(self.program)
 
     def before_loop(self, found: Iterable[Expr]) -> None:
         """Compute what the scales of exponentials become, once."""
@@ -98,9 +106,11 @@ class RowExponentials(RowMasks):
         if row.dtype is not DType.F32 or own.dtype is not DType.F32 or not by_rows:
             return e
         by, _ = self.scales[s.scale]
+        apart = Apply("mul", (Apply("sub", (s.x, s.row)), by))
+        if s.row.name not in self.cancelling:
+            return Apply("exp2", (apart,))
         slope, lift = self._shift(s)
         if own.axes == row.axes:
-            apart = Apply("mul", (Apply("sub", (s.x, s.row)), by))
             near = Apply("add", (Apply("mul", (s.x, by)), lift))
             return Apply("exp2", (Apply("where", (self._is_huge(s.row, by), apart, near)),))
         return Apply("exp2", (Apply("fma", (s.x, slope, lift)),))
