@@ -1,16 +1,16 @@
 """exp(c · (x - r)) for the many x of a row, exact for numbers of any size: one fused multiply-add and one exp2 each where a
 rounded shift cancels, a difference, a product and one exp2 where it need not.
 
-With s = c · log2 e and the rounded shift h = r · s, the same for the whole row, exp2(fma(x, s, -h)) has all weights of the row
-off by one factor, exp2(r · s - h), which |r| · 2^-24 may bring far from 1 (for r of 10^7 it is 0.8 or 1.3). So the fused form
-is for a row that is a running maximum of the loop, in a program whose results do not depend on what that maximum is
-(`lazy_maximum.py` proves it: they divide one sum of the row by another). For an r that is given, as in exp(s - lse), or that is
-stored with the sums, as for what two launches merge, differences are subtracted first: exp2((x - r) · s).
+With s = c · log2 e and the rounded shift h = r · s, the same for the whole row, exp2(fma(x, s, -h)) has all weights of the
+row off by one factor, exp2(r · s - h), which |r| · 2^-24 may bring far from 1 (for r of 10^7 it is 0.8 or 1.3). So the
+fused form is for a row that is a running maximum of the loop, in a program whose results do not depend on what that maximum
+is (`lazy_maximum.py` proves it: they divide one sum of the row by another). For an r that is given, as in exp(s - lse), or
+that is stored with the sums, as for what two launches merge, differences are subtracted first: exp2((x - r) · s).
 
 A state that was accumulated under the shift h' of r' moves on by exp2(h' - h), from the same rounded products, and so does
-exp(c · (r' - r)) here. Where |h| is 2^30 or more, that rounding could overflow an exponential: there s gives way to a power of
-two no larger, for which x and r are subtracted without error, and numbers that differ are too far apart for the size of s to
-matter.
+exp(c · (r' - r)) here. Where |h| is 2^30 or more, that rounding could overflow an exponential: there s gives way to a power
+of two no larger, for which x and r are subtracted without error, and numbers that differ are too far apart for the size of
+s to matter.
 """
 
 from __future__ import annotations
