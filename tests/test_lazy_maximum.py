@@ -65,7 +65,11 @@ def test_which_programs_may(step: str, out: str, other: str, may: bool) -> None:
     module = parse_module(TEXT.replace("YIELD", step).replace("OUT", out).replace("OTHER", other))
     (program,) = module.programs
     assert (with_lazy_maxima(program) != program) == may
-    assert rows_that_cancel(program) == rows_that_cancel(with_lazy_maxima(program)) == ({"base"} if may else set())
+    assert (
+        rows_that_cancel(program)
+        == rows_that_cancel(with_lazy_maxima(program))
+        == ({"base"} if may else set())
+    )
 
 
 LOOP = """for n in N by 32 carry (topI: f32[m] = fill(-inf), zI: f32[m] = fill(0.0)) {
