@@ -159,7 +159,7 @@ class Block:
             "start_barrier": self.start_barrier, "publish_barriers": lambda: None, "arrive": self.arrive,
             "expect_bytes": self.expect_bytes, "map_address": lambda x: x, "prefetch_map": lambda x: None,
             "commit_boxes": self.commit_boxes, "shared_start": lambda: START, "announce": self.announce,
-            "publish_shared": self.publish_shared, "uniform": int, "opaque": int,
+            "publish_shared": self.publish_shared, "clear_16_bytes": self.clear_16_bytes, "uniform": int, "opaque": int,
             "matrix_address": lambda a: (int(a) & SLACK - 1) >> 4,
         }  # fmt: skip
         made |= {f"load_box_{n}d": self.load_box for n in range(1, 6)}
@@ -171,6 +171,13 @@ class Block:
         """Order what a thread wrote and read before asynchronous copies."""
         self.unpublished.pop(self.state.thread, None)
         self.unfenced.pop(self.state.thread, None)
+
+    def clear_16_bytes(self, address: int) -> None:
+        if address % 16:
+            raise self.fault(f"16 bytes are cleared at {address - START}, no multiple of 16")
+        places = address + np.arange(8) * 2
+        self.write_words(places, np.zeros(8, np.uint16))
+        self.unpublished.setdefault(self.state.thread, set()).update(map(int, places))
 
     def start_barrier(self, address: int, count: int) -> None:
         if address in self.barriers:
@@ -221,7 +228,7 @@ class Block:
         if to % 1024:
             raise self.fault(f"a box goes to {to - START}, no multiple of 1024")
         self.state.touch(source.tensor.told)
-        addresses = self.swizzled(to, source.rows)
+        addresses = self.swizzled(to, source.rows)[:, : source.box[-1]]
         self.write_words(addresses, np.full(addresses.shape, 0xFFFF, np.uint16))
         for thread, read in self.unfenced.items():
             if ((read >= to) & (read < to + addresses.size * 2)).any():
@@ -343,7 +350,11 @@ class Block:
                 spots = start + along[:, None] + depth[None, :] * ROW_BYTES
             else:
                 spots = start + inside[:, None] * ROW_BYTES + depth[None, :] * 2
-            parts.append(self.read_words(spots ^ (spots >> 7 & 7) << 4))
+            places = spots ^ (spots >> 7 & 7) << 4
+            for thread, written in self.unpublished.items():
+                if not written.isdisjoint(places.ravel().tolist()):
+                    raise self.fault(f"a product reads what thread {thread} wrote and did not publish")
+            parts.append(self.read_words(places))
         return _floats(np.concatenate(parts, 1), dtype)
 
 

@@ -91,6 +91,15 @@ def test_two_loops_with_maxima_of_their_own(second: str, may: bool) -> None:
     assert (with_lazy_maxima(program) != program) == may
 
 
+def test_two_scales_by_one_maximum() -> None:
+    """Sums that grow by different powers of what the maximum is off by."""
+    faster = "faster: f32[m] = exp(2.0 * (top - base))\n            w: f32[m, n] ="
+    text = TEXT.replace("w: f32[m, n] =", faster).replace("YIELD", "a * faster + sum[n](w * load v[m, n])")
+    (program,) = parse_module(text.replace("OUT", "a / z").replace("OTHER", "0.0")).programs
+    assert with_lazy_maxima(program) is program
+    assert rows_that_cancel(program) == frozenset()
+
+
 def test_how_a_maximum_stays() -> None:
     module = parse_module(TEXT.replace("YIELD", SUM).replace("OUT", "a / z").replace("OTHER", "0.0"))
     lazy = print_module(replace(module, programs=(with_lazy_maxima(module.programs[0]),)))

@@ -189,8 +189,10 @@ class Degrees:
             if self.state and Name(self.state) not in [c.init for c in s.carries if c.name == m.state]:
                 return False  # sums relative to one maximum are not sums relative to another
             self.state = m.state
-            (scale,) = {exponent(x.value)[0] for x in s.body if isinstance(x, Let) and x.name in m.factors}
-            self.origins[m.origin] = scale
+            scales = {exponent(x.value)[0] for x in s.body if isinstance(x, Let) and x.name in m.factors}
+            if len(scales) > 1:  # sums that grow by different powers of what the maximum is off by
+                return False
+            self.origins[m.origin] = scales.pop()
             self.axes |= {a for c in s.carries if c.name == m.state for a in c.type.axes}
         for c, y in zip(s.carries, s.yields, strict=True):
             moves = any(Name(f) in subexpressions(y) for f in factors)

@@ -33,7 +33,7 @@ from .mma import Unfit
 from .scalar_cuda import Code, convert
 from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
-from .staging import BARRIER_BYTES, CHUNK, PART_ROWS, ROW_BYTES, Output, Ring, Staging, staging
+from .staging import BARRIER_BYTES, CHUNK, PART_ROWS, ROW_BYTES, Box, Output, Ring, Staging, staging
 from .warpgroup_form import Steps, steps_of
 from .warpgroup_tasks import TaskRounds
 
@@ -45,8 +45,8 @@ MODULES = {
         *(f"{way}_box_{n}d" for way in ("load", "store") for n in range(1, 6)),
     ),
     "warpgroup": (
-        "announce", "any_lane", "fewer_registers", "load_matrices", "meet", "meet_warp", "more_registers", "opaque",
-        "publish_shared", "quotient", "shared_start", "store_matrices", "uniform",
+        "announce", "any_lane", "clear_16_bytes", "fewer_registers", "load_matrices", "meet", "meet_warp", "more_registers",
+        "opaque", "publish_shared", "quotient", "shared_start", "store_matrices", "uniform",
     ),
     "operands": ("k_major", "mn_major"),
     "wgmma": ("matrix_address", "settled", "wgmma"),
@@ -54,7 +54,8 @@ MODULES = {
 """The functions of generated source by the module of `runtime/intrinsics` that has them."""
 WORDS = frozenset(n for names in MODULES.values() for n in names)
 OURS = frozenset({
-    "ahead", "first_lane", "leader", "output", "shared", "warp", "warpgroup", "matrix_column", "matrix_row", "matrix_turn",
+    "ahead", "cleared", "first_lane", "leader", "output", "shared", "warp", "warpgroup", "matrix_column", "matrix_row",
+    "matrix_turn",
 })  # fmt: skip
 REGISTERS = {1: (56, 240), 2: (56, 224), 3: (32, 160)}
 """Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
@@ -78,7 +79,10 @@ class Role(TaskRounds):
         super()._give_names()
         self.staging = self._staged()
         self.ring_names = {r: self.names.fresh(f"{r.name}_ring") for r in self.staging.rings}
-        self.maps = {b: self.names.fresh(f"{b.load.tensor}_map") for r in self.staging.rings for b in r.boxes}
+        self.maps: dict[tuple[Box, tuple[int, ...]], str] = {}  # of each kind of box that a tile comes in
+        for b in (b for r in self.staging.rings for b in r.boxes):
+            for sizes in dict.fromkeys(map(b.sizes_of, range(b.chunks))):
+                self.maps[b, sizes] = self.names.fresh(f"{b.load.tensor}_map")
         self.output_maps: dict[str, str] = {}
         self.places: dict[Expr, str] = {}  # subscripts computed before a loop
 
@@ -301,6 +305,7 @@ class Loader(Role):
                 to += "" if r.stages == 1 else f" + {name}_slot * {r.slot_bytes}"
                 below = str(part * PART_ROWS) if part else ""
                 where = self.box_place(b.load.subscripts, chunk * CHUNK, b.row, below)
+                source = f"{self.maps[b, b.sizes_of(chunk)]}_at"
                 self.text.line(
-                    f"load_box_{len(b.sizes)}d({to}, {self.maps[b]}_at, {self.full_barrier(r)}{at}, {where})"
+                    f"load_box_{len(b.sizes)}d({to}, {source}, {self.full_barrier(r)}{at}, {where})"
                 )

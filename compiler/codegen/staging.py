@@ -1,6 +1,8 @@
 """What the tier `wgmma` brings to shared memory, and how: boxes of the copy engine, rings of them, and where all lies.
 
-A tile that products read is one box for each 64 of its columns: all its rows, 128 bytes each, swizzled. Boxes that one
+A tile that products read is one box for each 64 of its columns: all its rows, 128 bytes each, swizzled. The last box has no
+more columns than the tile, for the copy engine takes longer where a box ends outside its tensor; what products read beyond
+them, up to a whole step of 16, is cleared once, when the kernel starts. Boxes that one
 product (or several that share an operand) reads at a step of a loop form a ring: so many slots, each with a barrier that
 says "full" and one that says "empty". Tiles read before a loop form rings of two slots where there is room, so that those
 of a block's next task come while it computes, else of one. A loop that goes on where another of the same axis ended reads
@@ -47,7 +49,9 @@ from .tile_types import tile_axes
 
 CHUNK = 64  # columns of one box: 128 bytes
 ROW_BYTES = 128
+ELEMENT_BYTES = 2
 STEP = 16  # of the contracted axis, one instruction
+EIGHT = 8  # elements, 16 bytes: what boxes are multiples of
 LARGEST_BOX = 256  # rows of one box
 MOST_RANKS = 5
 MOST_STAGES, LEAST_STAGES = 16, 2
@@ -61,7 +65,8 @@ READ = "read "
 
 @dataclass(frozen=True)
 class Box:
-    """A tile as the copy engine moves it: `sizes` of one box, outermost first, so many `chunks` of 64 columns."""
+    """A tile as the copy engine moves it: `sizes` of one box, outermost first, so many `chunks` of 64 columns, of which
+    the last has `last` that are brought. `cleared`: are 8 more read as zeros?"""
 
     load: Load
     row: str
@@ -69,6 +74,8 @@ class Box:
     rows: int
     columns: int
     sizes: tuple[int, ...]
+    last: int = CHUNK
+    cleared: bool = False
 
     @property
     def chunks(self) -> int:
@@ -82,10 +89,14 @@ class Box:
     def bytes(self) -> int:
         return self.chunks * self.chunk_bytes
 
+    def sizes_of(self, chunk: int) -> tuple[int, ...]:
+        """Of one of its boxes."""
+        return (*self.sizes[:-1], self.last if chunk == self.chunks - 1 else CHUNK)
+
     @property
     def moved_bytes(self) -> int:
-        """Less than its place has where a variant takes for granted that there are few rows."""
-        return self.chunks * math.prod(self.sizes[:-1]) * ROW_BYTES
+        """Less than its place has where rows or columns are few."""
+        return sum(math.prod(self.sizes_of(i)) for i in range(self.chunks)) * ELEMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -181,13 +192,10 @@ def staging(
     }
     groups = _grouped(program, names)
     deep = {a for s in statements(program.body) for e in expressions(s) for d in dots(e) for a in d.over}
-    rings = [
-        Ring(
-            tuple(box(x, program, tiles, at_most, deep) for x in group),
-            any(n in looped for n, x in names.items() if x in group),
-        )
-        for group in groups
-    ]
+    rings = []
+    for group in groups:
+        again = any(n in looped for n, x in names.items() if x in group)
+        rings.append(Ring(tuple(box(x, program, tiles, at_most, deep, again) for x in group), again))
     rings += [
         _read_ring(x, program, tiles, output.warpgroups) for x in dict.fromkeys(read_tiles(program).values())
     ]
@@ -278,7 +286,7 @@ def _read_ring(load: Load, program: TileProgram, tiles: dict[str, int], warpgrou
     """Of boxes with the rows of one warpgroup each."""
     whole = box(load, program, tiles, {})
     sizes = tuple(PART_ROWS if n == whole.rows else n for n in whole.sizes[:-1])
-    return Ring((replace(whole, sizes=(*sizes, CHUNK)),), looped=True, parts=warpgroups)
+    return Ring((replace(whole, sizes=(*sizes, CHUNK), last=CHUNK),), looped=True, parts=warpgroups)
 
 
 def dots(e: Expr) -> list[Dot]:
@@ -336,9 +344,10 @@ def box(
     tiles: dict[str, int],
     at_most: Mapping[str, int],
     deep: Collection[str] = (),
+    alone: bool = False,
 ) -> Box:
-    """The box of a tile, with whole steps of rows along axes that products contract (`deep`). Raises `Unfit` where the copy
-    engine cannot bring it."""
+    """The box of a tile, with whole steps of rows along axes that products contract (`deep`). `alone`: nothing else is ever
+    written to its place, so what is cleared there stays. Raises `Unfit` where the copy engine cannot bring it."""
     param, subscripts = program.param(load.tensor), load.subscripts
     spanned = [(i, x.axis) for i, x in enumerate(subscripts) if isinstance(x, AxisIndex) and x.axis in tiles]
     named = [
@@ -367,7 +376,11 @@ def box(
     extent = tile_axes(program, dict(program.statics))[row].extent
     exist = at_most.get(extent.name, rows) if isinstance(extent, ExtentRef) else rows
     sizes = tuple(min(rows, exist) if i == row_at else 1 for i in range(len(subscripts) - 1))
-    return Box(load, row, column, rows, tiles[column], (*sizes, CHUNK))
+    left = tiles[column] - (tiles[column] - 1) // CHUNK * CHUNK
+    brought, steps = -(-left // EIGHT) * EIGHT, -(-left // STEP) * STEP
+    cleared = alone and column in deep and brought < steps
+    last = brought if cleared or column not in deep else steps
+    return Box(load, row, column, rows, tiles[column], (*sizes, CHUNK), last, cleared)
 
 
 def _with_slots(rings: list[Ring], target: CudaTarget, output_bytes: int, tasks_in_turn: bool) -> list[Ring]:

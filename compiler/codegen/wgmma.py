@@ -47,7 +47,7 @@ from .roles import MODULES, REGISTERS, ROWS, Loader
 from .simt import Kernel
 from .simt_elements import Wide
 from .simt_source import plain
-from .staging import BARRIER_BYTES, OUTPUT_BYTES, ROW_BYTES
+from .staging import BARRIER_BYTES, EIGHT, OUTPUT_BYTES, ROW_BYTES
 from .streams import facts_of, only_adds_products, tile_multiples
 from .tile_types import contexts, is_product, tile_axes
 from .warpgroup_affine import exact_extents
@@ -328,7 +328,7 @@ class WarpgroupKernel(Results):
         loader = Loader(program, target, wide, suffix, warpgroups)
         self.loading = loader.text.out
         self.wide_tensors = dict.fromkeys(
-            [*(b.load.tensor for b in self.maps), *self.output_maps, *self.wide_tensors]
+            [*(b.load.tensor for b, _ in self.maps), *self.output_maps, *self.wide_tensors]
         )
 
     def unnamed(self) -> list[str]:
@@ -344,7 +344,7 @@ class WarpgroupKernel(Results):
             told += f', "at_most": {at_most!r}'
         if self.wide.multiples:
             told += f', "multiples": {dict(self.wide.multiples)!r}'
-        maps = [(b.load.tensor, b.sizes) for b in self.maps] + [
+        maps = [(b.load.tensor, sizes) for b, sizes in self.maps] + [
             (t, self.output_sizes[t]) for t in self.output_maps
         ]
         told += f', "wide": {list(self.wide_tensors)!r}, "maps": {maps!r}, "secondary": True'
@@ -403,6 +403,7 @@ class WarpgroupKernel(Results):
         yield f"if thread == {THREADS * self.warpgroups}:"  # which loads, and finds them there after the barrier
         for name in (*self.maps.values(), *self.output_maps.values()):
             yield f"    prefetch_map({name}_at)"
+        yield from self._clearing()
         yield "if thread == 0:"
         for r in self.staging.rings:
             for i in range(r.pairs):
@@ -413,6 +414,21 @@ class WarpgroupKernel(Results):
         yield "    publish_barriers()"
         yield "cuda.syncthreads()"
         yield "await_primary()"
+
+    def _clearing(self) -> Iterator[str]:
+        """Zeros beyond the columns of tiles whose last step of products has more than is brought."""
+        found = [(r, b) for r in self.staging.rings for b in r.boxes if b.cleared]
+        for r, b in found:
+            start = r.start + r.offset(b) + (b.chunks - 1) * b.chunk_bytes
+            row = (
+                f"shared + {start} + cleared // {b.rows} * {r.slot_bytes} + cleared % {b.rows} * {ROW_BYTES}"
+            )
+            yield "cleared = i32(thread)"
+            yield f"while cleared < {r.stages * b.rows}:"
+            yield f"    clear_16_bytes({row} + (({b.last // EIGHT} ^ (cleared & 7)) << 4))"
+            yield f"    cleared = i32(cleared + {THREADS * (self.warpgroups + 1)})"
+        if found:
+            yield "publish_shared()"
 
     def _compute_opening(self) -> Iterator[str]:
         yield from self._coordinate_lines()

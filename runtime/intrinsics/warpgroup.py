@@ -61,6 +61,10 @@ quotient_here = instruction(i32, (i32, i32), "div.u32 $0, $1, $2;")
 """The same where it stands: what it gives is not kept in registers through a loop over tasks."""
 # [10 special registers]: the thread's number, asked for anew
 thread_here = instruction(i32, (), "mov.u32 $0, %tid.x;")
+# [9.7.9.12 st]: zeros, to an address that is a multiple of 16
+clear_16_bytes = instruction(
+    None, (i32,), "{.reg .b32 x; mov.b32 x, 0; st.shared.v4.b32 [$0], {x, x, x, x};}"
+)
 # [9.7.14.5.16 stmatrix]: four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row
 store_matrices = instruction(
     None, (i32, i32, i32, i32, i32), "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
