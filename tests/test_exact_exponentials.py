@@ -100,6 +100,29 @@ def test_a_given_shift_on_the_cpu(factor: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("kind", "size"), [("bf16", 0.125), ("bf16", 0.5), ("f16", 8.0), ("f16", 64.0)])
+@pytest.mark.parametrize("scale", [0.25, 1.0, 1000.0, 1e30])
+def test_huge_scores_by_scales_of_any_size(tier: str, kind: str, size: float, scale: float) -> None:
+    """Of sums of 10^6 to 10^9 before the scale, one in eight is the greatest, and others are a unit in the last place below
+    it; how much that is in weights is worked out in float64."""
+    text = DIVIDED.replace("{\n", "{\n    require scale > 0\n", 1).replace("bf16", kind)
+    made = compiled(text, tier)
+    assert tiers(made) == {tier}
+    columns = np.arange(SIZES["N"])
+    high = np.float32(size * HUGE)
+    unit = float(high - np.nextafter(high, np.float32(0)))
+    dtype = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}[kind]
+    tensors = {n: np.zeros(x.shape, dtype) for n, x in inputs().items()}
+    tensors["q"][:, 0], tensors["k"][:, 0] = 9_984.0, 1_000.0 * size
+    tensors["q"][:, 1], tensors["k"][:, 1] = unit, -(columns % 8)
+    tensors["v"][:] = (columns % 5)[:, None]
+    got = ran(made, tensors, scale=scale)["o"]
+    p = np.exp(-(columns % 8) * unit * np.float64(np.float32(scale)))
+    want = (p * (columns % 5)).sum() / p.sum()
+    assert np.abs(got - want).max() < 0.01
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_parts_of_a_row_that_are_merged(tier: str) -> None:
     """The parts' maxima differ, so the roundings of their shifts do."""
     made = compiled(DIVIDED, tier, "tile n by 16\n split n by 5")

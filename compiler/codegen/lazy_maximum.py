@@ -56,9 +56,10 @@ def with_lazy_maxima(program: TileProgram) -> TileProgram:
 
 def rows_that_cancel(program: TileProgram) -> frozenset[str]:
     """What is subtracted in exponents and may be any number near, for no result depends on it: the running maxima (and what
-    stands in for one of -inf) of a program whose results divide one sum of weights by another."""
+    stands in for one of -inf) of a program whose results divide one sum of weights by another. Weights may then be off by
+    a factor of up to 2^32, which f16 does not hold."""
     found = Degrees(program)
-    return frozenset(found.origins) if found.all_zero else frozenset()
+    return frozenset(found.origins) if found.all_zero and not found.narrow else frozenset()
 
 
 def _rewritten(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -127,6 +128,7 @@ class Degrees:
         self.origins: dict[str, Expr | None] = {}  # what is subtracted in exponents, with their scale
         self.weights: set[str] = set()
         self.axes: set[str] = set()  # along which maxima differ
+        self.narrow = False  # are weights rounded to f16?
         self.state = ""  # the maximum of the loop before, with which the next one goes on
         self.all_zero = all(self.is_zero(s) for s in program.body)
 
@@ -249,6 +251,7 @@ class Degrees:
             case Apply(op="exp") if self.is_weight(e):
                 return 1
             case Cast(dtype=dtype) if args[0] not in (ANY, 0):
+                self.narrow |= dtype is DType.F16
                 return args[0] if dtype.is_float and (dtype is not DType.F16 or self.is_held(e.arg)) else BAD
             case Reduce(over=over) | Dot(over=over) if self.axes & set(over) and set(args) - {ANY, 0}:
                 return BAD

@@ -8,9 +8,10 @@ is (`lazy_maximum.py` proves it: they divide one sum of the row by another). For
 that is stored with the sums, as for what two launches merge, differences are subtracted first: exp2((x - r) · s).
 
 A state that was accumulated under the shift h' of r' moves on by exp2(h' - h), from the same rounded products, and so does
-exp(c · (r' - r)) here. Where |h| is 2^30 or more, that rounding could overflow an exponential: there s gives way to a power
-of two no larger, for which x and r are subtracted without error, and numbers that differ are too far apart for the size of
-s to matter.
+exp(c · (r' - r)) here. Where |h| is 2^30 or more, that rounding could overflow an exponential: there the weight of an x that
+differs from r is 2^-64 or less, whatever s is, and s gives way to a power of two, for which x and r are subtracted without
+error: 1 or, for an r below 2^32, 2^95 (good for r from 2^-65 on). Below 2^30 the factor of a row lies within 2^-32 and 2^32,
+which f32 and bf16 hold, but f16 does not: programs that round weights to f16 subtract first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from .warpgroup_masks import RowMasks
 
 LOG2_E = 1.4426950408889634
 HUGE = float(1 << 30)
+FLAT, STEEP = 1.0, float(1 << 95)
+MOST_BY_STEEP = float(1 << 32)
+"""Below it, a number times `STEEP` is no infinity."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,15 @@ class Shifted:
     scale: Expr | None
     x: Expr
     row: Name
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale times log2 e, and the powers of two with its sign to which it gives way."""
+
+    by: Name
+    flat: Name
+    steep: Name
 
 
 def shifted(e: Expr) -> Shifted | None:
@@ -54,7 +67,7 @@ class RowExponentials(RowMasks):
 
     def _give_names(self) -> None:
         super()._give_names()
-        self.scales: dict[Expr | None, tuple[Name, Name]] = {}
+        self.scales: dict[Expr | None, Scale] = {}
         self.shifts: dict[tuple[Expr | None, Name], tuple[Name, Name]] = {}
         self.cancelling = rows_that_cancel(self.program)
 
@@ -76,14 +89,16 @@ class RowExponentials(RowMasks):
         plain = known and not any(isinstance(x, Load | Reduce) for x in inner)
         return plain and self._is_shared(scale)
 
-    def _scale(self, scale: Expr | None) -> tuple[Name, Name]:
-        """scale · log2 e, and a power of two of its sign and no larger than it or 1."""
+    def _scale(self, scale: Expr | None) -> Scale:
+        """scale · log2 e, and what it gives way to."""
         factor: Expr = Const(LOG2_E, DType.F32)
         by = self._number("scale", Apply("mul", (scale, factor)) if scale is not None else factor)
-        size = Apply("min", (Apply("abs", (by,)), Const(1.0, DType.F32)))
-        power = Apply("exp2", (Apply("floor", (Apply("log2", (size,)),)),))
         negative = Apply("lt", (by, Const(0.0, DType.F32)))
-        return by, self._number("power", Apply("where", (negative, Apply("neg", (power,)), power)))
+
+        def signed(size: float) -> Expr:
+            return Apply("where", (negative, Const(-size, DType.F32), Const(size, DType.F32)))
+
+        return Scale(by, self._number("flat", signed(FLAT)), self._number("steep", signed(STEEP)))
 
     def _number(self, name: str, e: Expr) -> Name:
         code = self.emit(self.materialise(e), NOWHERE)
@@ -105,7 +120,7 @@ class RowExponentials(RowMasks):
         by_rows = len(row.axes) == 1 and self.is_row(self.deal.alone(row.axes[0]))
         if row.dtype is not DType.F32 or own.dtype is not DType.F32 or not by_rows:
             return e
-        by, _ = self.scales[s.scale]
+        by = self.scales[s.scale].by
         apart = Apply("mul", (Apply("sub", (s.x, s.row)), by))
         if s.row.name not in self.cancelling:
             return Apply("exp2", (apart,))
@@ -122,8 +137,10 @@ class RowExponentials(RowMasks):
         """A row's factor, and what is added: minus the rounded shift."""
         key = (s.scale, s.row)
         if key not in self.shifts:
-            by, power = self.scales[s.scale]
-            slope = self._row("slope", s.row, Apply("where", (self._is_huge(s.row, by), power, by)))
+            own = self.scales[s.scale]
+            is_steep = Apply("lt", (Apply("abs", (s.row,)), Const(MOST_BY_STEEP, DType.F32)))
+            power = Apply("where", (is_steep, own.steep, own.flat))
+            slope = self._row("slope", s.row, Apply("where", (self._is_huge(s.row, own.by), power, own.by)))
             lift = self._row("lift", s.row, Apply("neg", (Apply("mul", (s.row, slope)),)))
             self.shifts[key] = slope, lift
         return self.shifts[key]
