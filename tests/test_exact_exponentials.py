@@ -101,7 +101,7 @@ def test_a_given_shift_on_the_cpu(factor: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("kind", "size"), [("bf16", 0.125), ("bf16", 0.5), ("f16", 8.0), ("f16", 64.0)])
-@pytest.mark.parametrize("scale", [0.25, 1.0, 1000.0, 1e30])
+@pytest.mark.parametrize("scale", [0.25, 1.0, 1000.0, 1e30, 3e38])
 def test_huge_scores_by_scales_of_any_size(tier: str, kind: str, size: float, scale: float) -> None:
     """Of sums of 10^6 to 10^9 before the scale, one in eight is the greatest, and others are a unit in the last place below
     it; how much that is in weights is worked out in float64."""
@@ -120,6 +120,24 @@ def test_huge_scores_by_scales_of_any_size(tier: str, kind: str, size: float, sc
     p = np.exp(-(columns % 8) * unit * np.float64(np.float32(scale)))
     want = (p * (columns % 5)).sum() / p.sum()
     assert np.abs(got - want).max() < 0.01
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("text", [DIVIDED, STORED.replace("FACTOR", "")], ids=["divided", "stored"])
+@pytest.mark.parametrize("scale", [1e7, 1e9, 1e12, 1e30, 3e38])
+def test_scores_of_ordinary_size_by_great_scales(tier: str, text: str, scale: float) -> None:
+    """Of scores from -40 to 38 the greatest alone has a weight, whatever its size."""
+    made = compiled(text.replace("{\n", "{\n    require scale > 0\n", 1), tier)
+    tensors = inputs()
+    tensors["q"][:] = tensors["k"][:] = 0.0
+    tensors["q"][:, 0] = 0.5
+    tensors["q"][0] = 0.0  # a row of zeros: all weigh alike
+    tensors["k"][:, 0] = (np.arange(SIZES["N"]) * 7 % SIZES["N"]) * 2.0 - 80.0
+    tensors["v"][:] = (np.arange(SIZES["N"]) % 13)[:, None]
+    got = ran(made, tensors, scale=scale)["o"]
+    assert (got[1:] == np.argmax(tensors["k"][:, 0].astype(float)) % 13).all()
+    mean = (np.arange(SIZES["N"]) % 13).mean() * (1 if text == DIVIDED else SIZES["N"])
+    assert np.abs(got[0] - mean).max() < mean / 1000
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -30,6 +30,7 @@ from ..tile_ir import (
     For,
     Let,
     Load,
+    LoopAxis,
     Name,
     TileProgram,
     TileType,
@@ -181,10 +182,20 @@ def why_not(program: TileProgram, target: CudaTarget) -> str | None:
     return None
 
 
+def padded_axes(program: TileProgram, statics: dict[str, int]) -> dict[str, LoopAxis]:
+    """Every axis that tiles span; one in one piece is filled up to whole steps of a product, as tiles of others are at their
+    axis's end: lanes beyond its extent do not exist."""
+    whole = {w.name for w in program.whole}
+    axes = tile_axes(program, statics)
+    return {
+        a: replace(x, tile=-(-x.tile // STEP) * STEP) if a in whole and x.tile else x for a, x in axes.items()
+    }
+
+
 def check(program: TileProgram) -> None:
     """Every product must be one of two axes and 16-bit floats. Raises `Unfit`."""
     statics = dict(program.statics)
-    axes = tile_axes(program, statics)
+    axes = padded_axes(program, statics)
     empty = [a for a, x in axes.items() if x.tile == 0]
     if empty:
         raise Unfit(f"`{empty[0]}` is empty")
@@ -231,6 +242,9 @@ class MatrixKernel(Streams):
         super()._give_names()
 
     # ------------------------------------------------------------ where things lie
+
+    def tile_axes(self) -> dict[str, LoopAxis]:
+        return padded_axes(self.program, self.statics)
 
     def dealt(self, demands: list[Demand]) -> Deal:
         """Two rows of two warps, or four rows of one where a product's result feeds the next one's rows."""

@@ -117,7 +117,7 @@ class Elements:
     def __init__(self, program: TileProgram, target: CudaTarget, wide: Wide = NARROW) -> None:
         self.program, self.target, self.wide = program, target, wide
         self.statics = dict(program.statics)
-        self.axes = tile_axes(program, self.statics)
+        self.axes = self.tile_axes()
         self._check_one_size()
         self.tiles = {a: self._tile_size(x) for a, x in self.axes.items()}
         self.facts = Facts(
@@ -185,6 +185,10 @@ class Elements:
             fresh(f"{axis}_hi"),
         )
 
+    def tile_axes(self) -> dict[str, LoopAxis]:
+        """Every axis that tiles span, with the size of its tiles."""
+        return tile_axes(self.program, self.statics)
+
     def _whole(self) -> set[str]:
         return {w.name for w in self.program.whole}
 
@@ -249,8 +253,6 @@ class Elements:
         point's run, one has to."""
         a, spread, names = self.live[axis], at.layout.spread(axis), self.axis_names[axis]
         checks = [] if spread.even else [f"{grouped(self.position(at, axis))} < {spread.tile}"]
-        if axis in self._whole():
-            return checks
         if axis in self.full:
             return checks
         if a.hi is not None:

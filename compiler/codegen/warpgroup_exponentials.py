@@ -16,6 +16,7 @@ which f32 and bf16 hold, but f16 does not: programs that round weights to f16 su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ...dsl.records import dataclass
@@ -90,9 +91,13 @@ class RowExponentials(RowMasks):
         return plain and self._is_shared(scale)
 
     def _scale(self, scale: Expr | None) -> Scale:
-        """scale · log2 e, and what it gives way to."""
+        """scale · log2 e (the scale itself where that is no f32), and what it gives way to."""
         factor: Expr = Const(LOG2_E, DType.F32)
-        by = self._number("scale", Apply("mul", (scale, factor)) if scale is not None else factor)
+        if scale is not None:
+            product = Apply("mul", (scale, factor))
+            is_finite = Apply("lt", (Apply("abs", (product,)), Const(math.inf, DType.F32)))
+            factor = Apply("where", (is_finite, product, scale))
+        by = self._number("scale", factor)
         negative = Apply("lt", (by, Const(0.0, DType.F32)))
 
         def signed(size: float) -> Expr:
