@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import ml_dtypes
@@ -93,14 +94,15 @@ def test_every_step_of_eight(d: int, e: int) -> None:
 
 
 @needs_toolkit
-def test_forty_columns_are_assembled_as_forty_eight_would_be() -> None:
-    """Copies of 16 bytes that do not wait, matrices, products of 48 columns, and no spill, by default."""
+def test_forty_columns_by_default() -> None:
+    """Copies of 16 bytes that do not wait, matrices, no products beyond those that are needed, and no spill."""
     sizes = {"H": 64, "M": 1024, "N": 1024, "D": 40, "E": 40}
     made = compile_kernel(tl.parse(PLAIN)["attention"], SM_80, sizes)
     assert [p.tier for p in made.module.programs] == ["mma"]
     code = machine_code(made.source, "attention", SM_80)
     assert code.spill_bytes == 0
     text = code.sass
-    assert "LDGSTS.E.BYPASS.128" in text
+    assert re.search(r"\bLDGSTS\.E\.BYPASS(?:\.LTC128B)?\.128", text)
     assert text.count("LDSM") > 10
-    assert text.count("HMMA.16816.F32.BF16") % 3 == 0
+    scores, sums = (64 // 8) * (48 // 16), (64 // 16) * (40 // 8)  # the last eight columns of sums go nowhere
+    assert text.count("HMMA.16816.F32.BF16") % (scores + sums) == 0
