@@ -13,7 +13,7 @@ import pytest
 import tileloom as tl
 from tileloom.compiler.pipeline import Compilation, compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
-from tileloom.compiler.target import SM_80, CudaTarget
+from tileloom.compiler.target import SM_80, CudaTarget, cuda_target
 from tileloom.runtime import emulate
 from tileloom.runtime.machine_code import machine_code
 
@@ -106,3 +106,28 @@ def test_forty_columns_by_default() -> None:
     assert text.count("LDSM") > 10
     scores, sums = (64 // 8) * (48 // 16), (64 // 16) * (40 // 8)  # the last eight columns of sums go nowhere
     assert text.count("HMMA.16816.F32.BF16") % (scores + sums) == 0
+
+
+@needs_toolkit
+@pytest.mark.parametrize(
+    ("target", "d", "tiles"),
+    [
+        ("sm_80", 128, (128, 64)),
+        ("sm_86", 64, (128, 64)),
+        ("sm_86", 128, (128, 32)),  # 101,376 bytes a block; 64 keys at a time would take 104,448
+        ("sm_89", 128, (128, 32)),
+        ("sm_89", 160, (64, 32)),
+        ("sm_89", 256, (64, 32)),
+    ],
+)
+def test_tiles_by_default_fit_the_shared_memory_of_each_target(
+    target: str, d: int, tiles: tuple[int, int]
+) -> None:
+    sizes = {"H": 64, "M": 1024, "N": 1024, "D": d, "E": d}
+    made = compile_kernel(tl.parse(PLAIN)["attention"], cuda_target(f"cuda:{target}"), sizes)
+    (program,) = made.module.programs
+    assert program.tier == "mma"
+    assert not [r for r in made.remarks if r.name == "matrix-units" and r.kind == "missed"]
+    assert dict(made.schedule.tiles) == {"h": 0, "m": tiles[0], "n": tiles[1]}
+    spilled = machine_code(made.source, "attention", made.target).spill_bytes
+    assert spilled <= (256 if (target, d) == ("sm_80", 128) else 0)  # docs/performance.md has what that costs

@@ -92,6 +92,7 @@ BLOCK_TILES = TileSizes(
     row=128, column=128, inner=16, query=32, key=32, line=1024, lines=4, flat=2048, volume=1 << 14
 )
 """Products on f32 units: 256 threads of 8 x 8 results, where they make a block for each multiprocessor."""
+LINE_PADDING = 8  # elements between rows of shared memory that are read as matrices
 SIXTEEN = (DType.F16, DType.BF16)
 
 
@@ -115,10 +116,20 @@ def region_tiles(
         if product is not None:
             return _product_tiles(product, region, sizes, target, remarks)
         return _cascade_tiles(graph, region, roles, sizes, target, schedule, remarks)
-    many = MATRIX_TILES
-    count = _tasks(graph, roles, sizes, many)
-    wide = any((axis_size(graph, a, sizes) or 0) > NARROW_ROWS for a in roles.whole)
-    return SMALL_MATRIX_TILES if count < (target.sms or 1) or wide else many
+    widest = max((axis_size(graph, a, sizes) or 0 for a in roles.whole), default=0)
+    if NARROW_ROWS < widest <= WIDE_ROWS:
+        return replace(
+            SMALL_MATRIX_TILES, key=SMALL_MATRIX_TILES.key // 2, volume=SMALL_MATRIX_TILES.row * widest
+        )
+    few = _tasks(graph, roles, sizes, MATRIX_TILES) < (target.sms or 1)
+    found = SMALL_MATRIX_TILES if few or widest > NARROW_ROWS else MATRIX_TILES
+    is_room = _copied_bytes(found, widest) <= target.shared_per_block_bytes
+    return found if is_room else replace(found, key=found.key // 2)
+
+
+def _copied_bytes(s: TileSizes, widest: int) -> int:
+    """Shared memory of a cascade in padded rows: its queries, and two tiles of keys and of values on their way."""
+    return 2 * (s.query + 2 * 2 * s.key) * (widest + LINE_PADDING)
 
 
 def _tasks(graph: Graph, roles: Roles, sizes: Mapping[str, int], s: TileSizes) -> int:
@@ -492,6 +503,7 @@ def _along_rows(region: Region, axis: str) -> bool:
 
 
 NARROW_ROWS = 128  # beyond, accumulators of 128 rows leave too few registers
+WIDE_ROWS = 256  # beyond, those of 64 rows do
 
 
 def _on_matrix_units(region: Region) -> bool:
