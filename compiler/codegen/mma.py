@@ -187,9 +187,11 @@ def padded_axes(program: TileProgram, statics: dict[str, int]) -> dict[str, Loop
     axis's end: lanes beyond its extent do not exist."""
     whole = {w.name for w in program.whole}
     axes = tile_axes(program, statics)
-    return {
-        a: replace(x, tile=-(-x.tile // STEP) * STEP) if a in whole and x.tile else x for a, x in axes.items()
-    }
+    return {a: _filled_up(x) if a in whole and x.tile else x for a, x in axes.items()}
+
+
+def _filled_up(x: LoopAxis) -> LoopAxis:
+    return replace(x, tile=-(-(x.tile or 1) // STEP) * STEP)
 
 
 def check(program: TileProgram) -> None:

@@ -34,6 +34,7 @@ from .scalar_cuda import Code, convert
 from .simt_elements import Wide
 from .simt_source import NOWHERE, starts_late
 from .staging import BARRIER_BYTES, CHUNK, PART_ROWS, ROW_BYTES, Box, Output, Ring, Staging, staging
+from .tile_types import tile_axes
 from .warpgroup_form import Steps, steps_of
 from .warpgroup_tasks import TaskRounds
 
@@ -85,6 +86,10 @@ class Role(TaskRounds):
                 self.maps[b, sizes] = self.names.fresh(f"{b.load.tensor}_map")
         self.output_maps: dict[str, str] = {}
         self.places: dict[Expr, str] = {}  # subscripts computed before a loop
+
+    def tile_axes(self) -> dict[str, LoopAxis]:
+        """Not filled up: boxes have what there is, and what products read beyond is zero."""
+        return tile_axes(self.program, self.statics)
 
     def _staged(self) -> Staging:
         output = Output(self.warpgroups, self._output_chunks(), self._output_row())

@@ -270,7 +270,9 @@ class Elements:
     def has_tail(self, a: LoopAxis, tile: int) -> bool:
         """May the last tile of an axis reach beyond its extent?"""
         extent = static_value(a.extent, self.statics)
-        return extent % tile != 0 if extent is not None else not self.wide.divides(a.extent, tile)
+        if extent is not None:
+            return extent > 0 and extent % tile != 0
+        return not self.wide.divides(a.extent, tile)
 
     def _run_index(self, at: Point, axis: str) -> str:
         """What a tail's check looks at: where a run exists as a whole, its first index, so that one check serves it."""

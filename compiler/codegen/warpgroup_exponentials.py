@@ -46,11 +46,10 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale times log2 e, and the powers of two with its sign to which it gives way."""
+    """A scale times log2 e, and 1 or -1 of its sign."""
 
     by: Name
-    flat: Name
-    steep: Name
+    sign: Name
 
 
 def shifted(e: Expr) -> Shifted | None:
@@ -91,7 +90,7 @@ class RowExponentials(RowMasks):
         return plain and self._is_shared(scale)
 
     def _scale(self, scale: Expr | None) -> Scale:
-        """scale · log2 e (the scale itself where that is no f32), and what it gives way to."""
+        """scale · log2 e (the scale itself where that is no f32), and its sign."""
         factor: Expr = Const(LOG2_E, DType.F32)
         if scale is not None:
             product = Apply("mul", (scale, factor))
@@ -99,11 +98,8 @@ class RowExponentials(RowMasks):
             factor = Apply("where", (is_finite, product, scale))
         by = self._number("scale", factor)
         negative = Apply("lt", (by, Const(0.0, DType.F32)))
-
-        def signed(size: float) -> Expr:
-            return Apply("where", (negative, Const(-size, DType.F32), Const(size, DType.F32)))
-
-        return Scale(by, self._number("flat", signed(FLAT)), self._number("steep", signed(STEEP)))
+        sign = Apply("where", (negative, Const(-1.0, DType.F32), Const(1.0, DType.F32)))
+        return Scale(by, self._number("sign", sign))
 
     def _number(self, name: str, e: Expr) -> Name:
         code = self.emit(self.materialise(e), NOWHERE)
@@ -144,7 +140,8 @@ class RowExponentials(RowMasks):
         if key not in self.shifts:
             own = self.scales[s.scale]
             is_steep = Apply("lt", (Apply("abs", (s.row,)), Const(MOST_BY_STEEP, DType.F32)))
-            power = Apply("where", (is_steep, own.steep, own.flat))
+            power = Apply("where", (is_steep, Const(STEEP, DType.F32), Const(FLAT, DType.F32)))
+            power = Apply("mul", (power, own.sign))
             slope = self._row("slope", s.row, Apply("where", (self._is_huge(s.row, own.by), power, own.by)))
             lift = self._row("lift", s.row, Apply("neg", (Apply("mul", (s.row, slope)),)))
             self.shifts[key] = slope, lift
