@@ -24,6 +24,7 @@ AT_A_TIME = 4
 """Registers of a matrix operand's fragments that live together: each is read from shared memory just before its products."""
 UNIFORM_SCALARS = 20
 """The same in tier `wgmma`, whose addresses, slots and bounds are the same for a warp and lie in registers of its own."""
+NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # not the exponent of 3.2e+28
 COPIED = re.compile(r"\s*(\w+)(\[\w+\]) = (\w+)\2$")
 WRITTEN = re.compile(r"\s*(\w+)\[.+\] = ")
 DECLARED = re.compile(r"\s*(\w+) = (?:registers_([fi])(\d+)|cuda\.local\.array)\((\d+)")
@@ -64,7 +65,7 @@ def live_arrays(lines: list[str]) -> Iterator[_Array]:
     """The arrays of a thread with their lives. One that a loop reads and that is older than the loop lives to its end."""
     mentioned: dict[str, list[int]] = {}
     for i, line in enumerate(lines):
-        for name in set(re.findall(r"[A-Za-z_]\w*", line)):
+        for name in set(NAME.findall(line)):
             mentioned.setdefault(name, []).append(i)
     ends, copies = _loop_ends(lines), _copies(lines)
     for i, line in enumerate(lines):
