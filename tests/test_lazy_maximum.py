@@ -44,7 +44,21 @@ SUM = "a * moved + sum[n](w * load v[m, n])"
         (SUM, "a / z", "f32(bf16(a)) / z * 3.0 + a / z", True),
         (SUM, "a / z", "z", False),
         (SUM, "a / z", "top", False),
-        (SUM, "a / z", "top + log(z)", False),  # it would be right, but a maximum has no degree
+        (SUM, "a / z", "c * top + log(z)", True),  # a log-sum-exp
+        (SUM, "a / z", "log(z) + c * where(top == -inf, 0.0, top)", True),
+        (SUM, "a / z", "where(z == 0.0, -inf, c * top + log(z))", True),
+        (SUM, "a / z", "top + log(z)", False),  # the scale is lacking
+        (SUM, "a / z", "c * top - log(z)", False),
+        (SUM, "a / z", "2.0 * top + log(z)", False),
+        (SUM, "a / z", "c * top + log(z * z)", False),
+        (SUM, "a / z", "c * top + log(a / z)", False),
+        (SUM, "a / z", "c * where(top < 0.0, 0.0, top) + log(z)", False),
+        (SUM, "a / z", "c * (top + top) + log(z)", False),
+        (SUM, "a / z", "c * top + log(z) + top", False),
+        (SUM, "a / z", "c * top + (log(z) + log(z))", False),
+        (SUM, "a / z", "z * top", False),
+        (SUM, "a / z", "max(top, 0.0)", False),
+        (SUM, "a / z", "log(z)", False),
         (SUM, "a / z", "a / (z + 1.0)", False),
         (SUM, "a / z", "a / z + a", False),
         (SUM, "a * z", "0.0", False),

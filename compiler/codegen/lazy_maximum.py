@@ -7,12 +7,14 @@ move on are then 1, and the kernel leaves those products out. In exact arithmeti
 **Range.** A weight is at most 2^8 instead of 1 (and what its shift's own rounding makes of that,
 `warpgroup_exponentials.py`): f16 holds 2^16, f32 sums of 2^119 such weights. The largest weight of a row stays at least 1,
 for the maximum only ever lies above m. **Which programs.** Every state of the loop is such a maximum, or a sum of degree 1
-in the weights, which moves on by their factor; every value that is stored has degree 0. Maxima that are stored, as for a
-log-sum-exp, are of no degree, and so is what two launches merge.
+in the weights, which moves on by their factor; every value that is stored has degree 0. A log-sum-exp, c · m + log(sum), is
+one such, for the logarithm falls by what c · m rises. A maximum that is stored is of no degree, and so is what two launches
+merge.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ...dsl.types import DType
@@ -118,6 +120,8 @@ def _slack(s: For, m: RunningMaximum) -> Expr | None:
 
 ANY, BAD = -1, 99
 """Degrees of zero, and of what has none."""
+TOP, SHIFT, LOG = 101, 102, 103
+"""Not degrees: the maximum after its loop, that times the scale, and the logarithm of a sum of degree 1."""
 
 
 class Degrees:
@@ -129,6 +133,7 @@ class Degrees:
         self.weights: set[str] = set()
         self.axes: set[str] = set()  # along which maxima differ
         self.narrow = False  # are weights rounded to f16?
+        self.scale: Expr | None = Name("")  # of the exponentials
         self.state = ""  # the maximum of the loop before, with which the next one goes on
         self.all_zero = all(self.is_zero(s) for s in program.body)
 
@@ -156,7 +161,7 @@ class Degrees:
             if inner.name in maxima:
                 if self.state and c.init != Name(self.state):
                     return False
-                self.state, self.degrees[c.name] = c.name, BAD
+                self.state, self.degrees[c.name] = c.name, TOP
             else:
                 self.degrees[c.name] = self.of(c.init)
         if not all(map(self.is_zero, s.body)) or s.yields != tuple(Name(c.name) for c in visits[-1].carries):
@@ -194,11 +199,14 @@ class Degrees:
             scales = {exponent(x.value)[0] for x in s.body if isinstance(x, Let) and x.name in m.factors}
             if len(scales) > 1:  # sums that grow by different powers of what the maximum is off by
                 return False
-            self.origins[m.origin] = scales.pop()
+            scale = scales.pop()
+            if self.scale not in (Name(""), scale):
+                return False
+            self.origins[m.origin] = self.scale = scale
             self.axes |= {a for c in s.carries if c.name == m.state for a in c.type.axes}
         for c, y in zip(s.carries, s.yields, strict=True):
             moves = any(Name(f) in subexpressions(y) for f in factors)
-            self.degrees[c.name] = BAD if c.name in states else int(moves)
+            self.degrees[c.name] = TOP if c.name in states else int(moves)
         for x in s.body:
             if isinstance(x, Let) and x.name in factors:
                 self.degrees[x.name] = (
@@ -234,7 +242,7 @@ class Degrees:
         return Name("") if bad else rest
 
     def same(self, a: int, b: int) -> bool:
-        return a == b != BAD or (ANY in (a, b) and BAD not in (a, b))
+        return a == b < BAD or (ANY in (a, b) and max(a, b) < BAD)
 
     def of(self, e: Expr) -> int:
         done: dict[Expr, int] = {}
@@ -243,6 +251,8 @@ class Degrees:
         return done[e]
 
     def node(self, e: Expr, args: list[int]) -> int:
+        if any(a > BAD for a in args) or (isinstance(e, Apply) and e.op == "log" and args == [1]):
+            return self.logarithm(e, args)
         match e:
             case Const(value=value):
                 return ANY if value == 0 else 0
@@ -268,6 +278,21 @@ class Degrees:
             case Apply(op="eq" | "ne", args=(_, Const(value=0))):
                 return 0 if args[0] != BAD else BAD
         return 0 if all(a in (ANY, 0) for a in args) else BAD
+
+    def logarithm(self, e: Expr, args: list[int]) -> int:
+        """What becomes of a maximum after its loop, on its way into a log-sum-exp."""
+        match e:
+            case Apply(op="log"):
+                return LOG if args == [1] else BAD
+            case Apply(op="eq", args=(_, Const(value=low))) if args[0] == TOP and low == -math.inf:
+                return 0
+            case Apply(op="where", args=(Apply(op="eq", args=(a, Const(value=low))), Const(value=zero), b)):
+                return TOP if a == b and (low, zero) == (-math.inf, 0) and args[2] == TOP else BAD
+            case Apply(op="mul", args=(a, b)) if TOP in args and self.scale in (a, b):
+                return SHIFT
+            case Apply(op="add") if LOG in args:
+                return 0 if (TOP if self.scale is None else SHIFT) in args else BAD
+        return BAD
 
     def is_held(self, e: Expr) -> bool:
         """Is a value a weight, which f16 holds?"""

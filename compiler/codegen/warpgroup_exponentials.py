@@ -44,14 +44,6 @@ class Shifted:
     row: Name
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A scale times log2 e, and 1 or -1 of its sign."""
-
-    by: Name
-    sign: Name
-
-
 def shifted(e: Expr) -> Shifted | None:
     """An exponential of a difference, recognised."""
     match e:
@@ -67,7 +59,7 @@ class RowExponentials(RowMasks):
 
     def _give_names(self) -> None:
         super()._give_names()
-        self.scales: dict[Expr | None, Scale] = {}
+        self.scales: dict[Expr | None, Name] = {}
         self.shifts: dict[tuple[Expr | None, Name], tuple[Name, Name]] = {}
         self.cancelling = rows_that_cancel(self.program)
 
@@ -89,17 +81,14 @@ class RowExponentials(RowMasks):
         plain = known and not any(isinstance(x, Load | Reduce) for x in inner)
         return plain and self._is_shared(scale)
 
-    def _scale(self, scale: Expr | None) -> Scale:
-        """scale · log2 e (the scale itself where that is no f32), and its sign."""
+    def _scale(self, scale: Expr | None) -> Name:
+        """scale · log2 e (the scale itself where that is no f32)."""
         factor: Expr = Const(LOG2_E, DType.F32)
         if scale is not None:
             product = Apply("mul", (scale, factor))
             is_finite = Apply("lt", (Apply("abs", (product,)), Const(math.inf, DType.F32)))
             factor = Apply("where", (is_finite, product, scale))
-        by = self._number("scale", factor)
-        negative = Apply("lt", (by, Const(0.0, DType.F32)))
-        sign = Apply("where", (negative, Const(-1.0, DType.F32), Const(1.0, DType.F32)))
-        return Scale(by, self._number("sign", sign))
+        return self._number("scale", factor)
 
     def _number(self, name: str, e: Expr) -> Name:
         code = self.emit(self.materialise(e), NOWHERE)
@@ -121,7 +110,7 @@ class RowExponentials(RowMasks):
         by_rows = len(row.axes) == 1 and self.is_row(self.deal.alone(row.axes[0]))
         if row.dtype is not DType.F32 or own.dtype is not DType.F32 or not by_rows:
             return e
-        by = self.scales[s.scale].by
+        by = self.scales[s.scale]
         apart = Apply("mul", (Apply("sub", (s.x, s.row)), by))
         if s.row.name not in self.cancelling:
             return Apply("exp2", (apart,))
@@ -138,11 +127,12 @@ class RowExponentials(RowMasks):
         """A row's factor, and what is added: minus the rounded shift."""
         key = (s.scale, s.row)
         if key not in self.shifts:
-            own = self.scales[s.scale]
+            by = self.scales[s.scale]
             is_steep = Apply("lt", (Apply("abs", (s.row,)), Const(MOST_BY_STEEP, DType.F32)))
-            power = Apply("where", (is_steep, Const(STEEP, DType.F32), Const(FLAT, DType.F32)))
-            power = Apply("mul", (power, own.sign))
-            slope = self._row("slope", s.row, Apply("where", (self._is_huge(s.row, own.by), power, own.by)))
+            size = Apply("where", (is_steep, Const(STEEP, DType.F32), Const(FLAT, DType.F32)))
+            is_falling = Apply("lt", (by, Const(0.0, DType.F32)))
+            power = Apply("where", (is_falling, Apply("neg", (size,)), size))
+            slope = self._row("slope", s.row, Apply("where", (self._is_huge(s.row, by), power, by)))
             lift = self._row("lift", s.row, Apply("neg", (Apply("mul", (s.row, slope)),)))
             self.shifts[key] = slope, lift
         return self.shifts[key]
