@@ -19,6 +19,7 @@ from .codegen.near_functions import with_near_functions
 from .codegen.resources import resources
 from .codegen.streams import lengths_differ
 from .codegen.variants_told import ahead_told, told
+from .codegen.warpgroup_exponentials import subtracted_first
 from .cost import Cost, Prediction, Rates, module_cost, predict_module, rates
 from .elaborate import elaborate
 from .occupancy import Resources, most_registers, spilled
@@ -165,6 +166,14 @@ def compile_kernel(
             remarks.add("note", "codegen", "variants", text)
         for text in ahead_told(source):
             remarks.add("applied", "codegen", "rows-ahead", text)
+        for p in (p for p in fused.module.programs if p.tier in MATRIX_UNITS):
+            if rows := subtracted_first(p):
+                told_rows = ", ".join(f"`{r}`" for r in rows)
+                remarks.add(
+                    "missed", "codegen", "exact-differences",
+                    f"{p.name}: exponentials subtract {told_rows} first, one instruction more an element: a stored result "
+                    "depends on the difference itself, or weights are rounded to f16",
+                )  # fmt: skip
         for p in (with_near_functions(p) for p in fused.module.programs if p.tier == "mma"):
             for kind, name, text in mma.decisions(p, target):
                 remarks.add(kind, "codegen", name, text)

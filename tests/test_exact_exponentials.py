@@ -63,6 +63,10 @@ def ran(made: Compilation, tensors: dict[str, Array], **scalars: float) -> dict[
     return {n: x.astype(float) for n, x in got.items()}
 
 
+def told(made: Compilation) -> bool:
+    return any(r.name == "exact-differences" and r.kind == "missed" for r in made.remarks)
+
+
 def tiers(made: Compilation) -> set[str]:
     return {p.tier for p in made.module.programs}
 
@@ -84,6 +88,7 @@ def test_a_given_shift(tier: str, factor: str, scale: float) -> None:
 def test_sums_that_are_stored_as_they_are(tier: str, factor: str) -> None:
     made = compiled(STORED.replace("FACTOR", factor), tier)
     assert tiers(made) == {tier}
+    assert told(made) == (tier != "simt")
     got = ran(made, inputs(1.0), scale=1.0)
     want = np.exp(-np.arange(SIZES["N"]) * (float(factor[:3]) if factor else 1.0)).sum()
     assert np.abs(got["z"] - want).max() < want * 1e-5
@@ -108,6 +113,7 @@ def test_huge_scores_by_scales_of_any_size(tier: str, kind: str, size: float, sc
     text = DIVIDED.replace("{\n", "{\n    require scale > 0\n", 1).replace("bf16", kind)
     made = compiled(text, tier)
     assert tiers(made) == {tier}
+    assert told(made) == (tier != "simt" and kind == "f16")
     columns = np.arange(SIZES["N"])
     high = np.float32(size * HUGE)
     unit = float(high - np.nextafter(high, np.float32(0)))

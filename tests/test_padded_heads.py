@@ -128,6 +128,10 @@ def test_tiles_by_default_fit_the_shared_memory_of_each_target(
     (program,) = made.module.programs
     assert program.tier == "mma"
     assert not [r for r in made.remarks if r.name == "matrix-units" and r.kind == "missed"]
+    halved = [
+        r.message for r in made.remarks if r.name == "cascade-tiles" and "32 keys a step, for 64" in r.message
+    ]
+    assert bool(halved) == (tiles == (128, 32))
     assert dict(made.schedule.tiles) == {"h": 0, "m": tiles[0], "n": tiles[1]}
     spilled = machine_code(made.source, "attention", made.target).spill_bytes
     assert spilled <= (256 if (target, d) == ("sm_80", 128) else 0)  # docs/performance.md has what that costs

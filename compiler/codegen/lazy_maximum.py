@@ -58,8 +58,8 @@ def with_lazy_maxima(program: TileProgram) -> TileProgram:
 
 def rows_that_cancel(program: TileProgram) -> frozenset[str]:
     """What is subtracted in exponents and may be any number near, for no result depends on it: the running maxima (and what
-    stands in for one of -inf) of a program whose results divide one sum of weights by another. Weights may then be off by
-    a factor of up to 2^32, which f16 does not hold."""
+    stands in for one of -inf) of a program whose results divide one sum of weights by another or are log-sum-exps. Weights
+    may then be off by a factor of up to 2^32, which f16 does not hold."""
     found = Degrees(program)
     return frozenset(found.origins) if found.all_zero and not found.narrow else frozenset()
 

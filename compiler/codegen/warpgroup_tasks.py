@@ -40,6 +40,7 @@ from .simt_source import NOWHERE, grouped
 from .staging import Staging
 from .streams import GROUP
 from .warpgroup_affine import linear
+from .warpgroup_exponentials import Scale
 from .warpgroup_form import scalar_values
 from .warpgroup_softcaps import RowSoftcaps
 
@@ -155,7 +156,7 @@ class TaskRounds(RowSoftcaps):
         out[self.loop_line : self.loop_line] = made
         self.loop_line += len(made)
 
-    def _scale(self, scale: Expr | None) -> Name:
+    def _scale(self, scale: Expr | None) -> Scale:
         """A scale that is the same for all tasks is made ready once."""
         parts = () if scale is None else subexpressions(scale)
         if any(isinstance(x, Name | AxisIndex | Load) for x in parts):

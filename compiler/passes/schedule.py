@@ -123,8 +123,16 @@ def region_tiles(
         )
     few = _tasks(graph, roles, sizes, MATRIX_TILES) < (target.sms or 1)
     found = SMALL_MATRIX_TILES if few or widest > NARROW_ROWS else MATRIX_TILES
-    is_room = _copied_bytes(found, widest) <= target.shared_per_block_bytes
-    return found if is_room else replace(found, key=found.key // 2)
+    taken = _copied_bytes(found, widest)
+    if taken <= target.shared_per_block_bytes:
+        return found
+    remarks.add(
+        "note", "schedule", "cascade-tiles",
+        f"{region.name}: {found.key // 2} keys a step, for {found.key} take {taken} bytes of shared memory and "
+        f"{target.name} has {target.shared_per_block_bytes} a block",
+        region.roots[0].span,
+    )  # fmt: skip
+    return replace(found, key=found.key // 2)
 
 
 def _copied_bytes(s: TileSizes, widest: int) -> int:
