@@ -491,6 +491,8 @@ def positive(node: Node, facts: Iterable[Node]) -> bool:
                 return False  # may underflow to 0
             case Apply(op="mul" | "div" | "add", operands=(a, b)):
                 return go(a) and go(b)
+            case Apply(op="sqrt" | "rsqrt", operands=(a,)):
+                return go(a)
             case Cast(operand=a):
                 return n.dtype.is_float and go(a)
         return n in known

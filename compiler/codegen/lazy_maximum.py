@@ -51,9 +51,24 @@ SLACK = 8 * 0.6931471805599453
 def with_lazy_maxima(program: TileProgram) -> TileProgram:
     """The same program, in which maxima move only when they have to; itself where that could show."""
     loops = [s for s in statements(program.body) if isinstance(s, For) and running_maxima(s)]
-    if not loops or not all(_slack(s, m) for s in loops for m in running_maxima(s)):
+    early = _before_loops(program.body)
+    if not loops or not all(_slack(s, m, early) for s in loops for m in running_maxima(s)):
         return program
-    return replace(program, body=_rewritten(program.body)) if Degrees(program).all_zero else program
+    return replace(program, body=_rewritten(program.body, early)) if Degrees(program).all_zero else program
+
+
+def _before_loops(body: tuple[Stmt, ...]) -> frozenset[str]:
+    """The numbers that are known before the first loop."""
+    found: set[str] = set()
+    for s in body:
+        match s:
+            case Grid():
+                found |= _before_loops(s.body)
+            case For():
+                break
+            case Let() if not s.type.axes and s.type.dtype is DType.F32:
+                found.add(s.name)
+    return frozenset(found)
 
 
 def rows_that_cancel(program: TileProgram) -> frozenset[str]:
@@ -64,22 +79,22 @@ def rows_that_cancel(program: TileProgram) -> frozenset[str]:
     return frozenset(found.origins) if found.all_zero and not found.narrow else frozenset()
 
 
-def _rewritten(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+def _rewritten(body: tuple[Stmt, ...], early: frozenset[str]) -> tuple[Stmt, ...]:
     """What loops in a row need stands before the first of them, so that they stay in a row."""
     found: list[Stmt] = []
     first = next((i for i, s in enumerate(body) if isinstance(s, For)), 0)
     for s in body:
         match s:
             case Grid():
-                found.append(replace(s, body=_rewritten(s.body)))
+                found.append(replace(s, body=_rewritten(s.body, early)))
             case For():
-                lets, loop = _lazy(s)
+                lets, loop = _lazy(s, early)
                 found[first:first] = lets
                 inner: list[Stmt] = []
                 for (
                     x
                 ) in loop.body:  # steps that may be left out: what they need stands before the loop as well
-                    more, made = _lazy(x) if isinstance(x, For) else ([], x)
+                    more, made = _lazy(x, early) if isinstance(x, For) else ([], x)
                     found[first:first] = more
                     inner.append(made)
                 found.append(replace(loop, body=tuple(inner)))
@@ -88,12 +103,12 @@ def _rewritten(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return tuple(found)
 
 
-def _lazy(s: For) -> tuple[list[Stmt], For]:
+def _lazy(s: For, early: frozenset[str]) -> tuple[list[Stmt], For]:
     """What a loop needs before it, and the loop."""
     before: list[Stmt] = []
     for m in running_maxima(s):
         slack, highest = f"{m.new}_slack", f"{m.new}_highest"
-        limit = _slack(s, m)
+        limit = _slack(s, m, early)
         assert limit is not None
         before.append(Let(slack, TileType(DType.F32), limit))
         near = Apply("le", (Name(highest), Apply("add", (Name(m.state), Name(slack)))))
@@ -107,12 +122,13 @@ def _lazy(s: For) -> tuple[list[Stmt], For]:
     return before, s
 
 
-def _slack(s: For, m: RunningMaximum) -> Expr | None:
+def _slack(s: For, m: RunningMaximum, early: frozenset[str]) -> Expr | None:
     """How far a maximum may stay behind; None where its exponentials do not have one scale, known before the loop."""
     scales = {exponent(x.value)[0] for x in s.body if isinstance(x, Let) and x.name in m.factors}
     state = next(c for c in s.carries if c.name == m.state)
     scale = scales.pop() if len(scales) == 1 else Name("")
-    if state.type.dtype is not DType.F32 or not (scale is None or isinstance(scale, Const | ScalarRef)):
+    known = scale is None or isinstance(scale, Const | ScalarRef) or (isinstance(scale, Name) and scale.name in early)
+    if state.type.dtype is not DType.F32 or not known:
         return None
     slack: Expr = Const(SLACK, DType.F32)
     return slack if scale is None else Apply("div", (slack, Apply("abs", (scale,))))

@@ -17,6 +17,7 @@ from ..tensor_ir import (
     Axes,
     Cast,
     Const,
+    Extent,
     Node,
     Reduce,
     apply,
@@ -162,11 +163,16 @@ class Formula:
         if n not in self.opaque:
             if n.axes & self.bound:
                 self.opaque[n] = sp.Symbol(f"c_{len(self.opaque)}", real=True)
-            elif positive(n, self.facts):
+            elif positive(n, (*self.facts, *_nonzero_extents(n))):
                 self.opaque[n] = sp.Symbol(f"k_{len(self.opaque)}", positive=True)
             else:
                 self.opaque[n] = sp.Symbol(f"k_{len(self.opaque)}", real=True, nonzero=True)
         return self.opaque[n]
+
+
+def _nonzero_extents(n: Node) -> list[Node]:
+    """0 < E for the extents below a node, which are never negative and here taken as nonzero."""
+    return [apply("lt", const(0, e.dtype), e) for e in walk([n]) if isinstance(e, Extent)]
 
 
 # ---------------------------------------------------------------- products and sums by their form

@@ -37,6 +37,7 @@ from .canonicalize import simplify
 from .derive import PLAIN, Rules, rules_of
 from .lower import lower
 from .normalize import normalize
+from .reciprocals import reciprocals
 from .preserve import always_stored
 from .ranges_ahead import ranges_ahead
 from .schedule import axis_plan, pipeline_attributes
@@ -463,10 +464,17 @@ def regions(
 ValuePass = Callable[[list[Node], Graph, Remarks, Rules], list[Node]]
 VALUE_PASSES: tuple[tuple[str, ValuePass], ...] = (
     ("simplify", lambda values, graph, remarks, rules: simplify(values, graph.axes)),
-    ("normalize", lambda values, graph, remarks, rules: normalize(values, graph.axes, remarks, rules)),
+    ("normalize", lambda values, graph, remarks, rules: _normalized(values, graph, remarks, rules)),
     ("shield", lambda values, graph, remarks, rules: simplify(shield(values, graph), graph.axes)),
 )
 """What happens to the values of a grouping once everything unstored is inlined, in order."""
+
+
+def _normalized(values: list[Node], graph: Graph, remarks: Remarks, rules: Rules) -> list[Node]:
+    """Twice where a divisor left a sum that an exponential sees."""
+    once = normalize(reciprocals(values, remarks), graph.axes, remarks, rules)
+    again = reciprocals(once, remarks)
+    return once if again is once else normalize(again, graph.axes, remarks, rules)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ..region import contraction
 from ..remarks import Remarks
 from ..tensor_ir import (
     Apply,
+    Cast,
     Const,
     Node,
     Reduce,
@@ -42,7 +43,7 @@ def normalize(
     def rule(n: Node) -> Node:
         if isinstance(n, Reduce):
             n = by_position(aligned(_in_order(n, order), axes))
-        scaled = lift_scale(n, rules.facts)
+        scaled = lift_scale(n, rules.facts, axes)
         if scaled is not n:
             remarks.add("applied", "normalize", "scale-moved-out", SCALE, n.span)
         if not isinstance(scaled, Reduce) or scaled.fn != "sum":
@@ -76,39 +77,57 @@ def _in_order(n: Reduce, order: Mapping[str, int]) -> Reduce:
 # ---------------------------------------------------------------- positive factors
 
 
-def lift_scale(n: Node, facts: tuple[Node, ...]) -> Node:
+def lift_scale(n: Node, facts: tuple[Node, ...], axes: Mapping[str, Node]) -> Node:
     """max_j k·x -> k·max_j x;  max(k·x, k·y) -> k·max(x, y);  where(c, k·x, -inf) -> k·where(c, x, -inf);
-    k·x - k·r -> k·(x - r) for a reduction r: for k > 0 without axes"""
+    k·x - k·r -> k·(x - r) for a reduction r: for k > 0 without axes. exp(k·(l·x)) -> exp((k·l)·x) for any k and l"""
     guarded = guarded_state(n)
     if guarded is not None:
-        k, r = _scaled(guarded, facts)
+        k, r = _scaled(guarded, facts, axes)
         return n if k is None else apply("mul", k, _guard_like(n, r), span=n.span)
     match n:
         case Reduce(fn="max" | "min", body=body) if n.dtype.is_float:
-            k, x = _scaled(body, facts)
+            k, x = _scaled(body, facts, axes)
             return (
                 n
                 if k is None
                 else apply("mul", k, reduce(n.fn, n.bound, x, n.predicate, n.span), span=n.span)
             )
         case Apply(op="where", operands=(c, a, Const(value=v) as end)) if n.dtype.is_float and math.isinf(v):
-            k, x = _scaled(a, facts)
+            k, x = _scaled(a, facts, axes)
             return n if k is None else apply("mul", k, apply("where", c, x, end), span=n.span)
         case Apply(op="max" | "min" | "sub" as op, operands=(a, b)) if n.dtype.is_float:
-            (k, x), (k_b, y) = _scaled(a, facts), _scaled(b, facts)
+            (k, x), (k_b, y) = _scaled(a, facts, axes), _scaled(b, facts, axes)
             if k is not None and k is k_b and (op != "sub" or _has_reduction(y)):
                 return apply("mul", k, apply(op, x, y), span=n.span)
+        case Apply(op="exp", operands=(Apply(op="mul", operands=(k, Apply(op="mul", operands=(other, x)))),)):
+            if not k.axes and not other.axes and x.axes:
+                return apply("exp", apply("mul", apply("mul", k, other), x), span=n.span)
     return n
 
 
-def _scaled(n: Node, facts: tuple[Node, ...]) -> tuple[Node | None, Node]:
+def _scaled(n: Node, facts: tuple[Node, ...], axes: Mapping[str, Node]) -> tuple[Node | None, Node]:
     """n as k·x with k > 0 the same everywhere."""
     match n:
         case Apply(op="mul", operands=(a, b)):
             for k, x in ((a, b), (b, a)):
-                if not k.axes and not isinstance(x, Const) and positive(k, facts):
+                if not k.axes and not isinstance(x, Const) and positive(k, (*facts, *_known_with(x, axes))):
                     return k, x
     return None, n
+
+
+def _known_with(x: Node, axes: Mapping[str, Node]) -> list[Node]:
+    """0 < E for the extents E of sums that are all of x: where E is 0, x is 0, and 0/√E is NaN inside a maximum and outside."""
+    match x:
+        case Reduce(fn="sum", bound=bound):
+            return [apply("lt", const(0, axes[i].dtype), axes[i]) for i in bound]
+        case Reduce(fn="max" | "min", body=inner) | Cast(operand=inner):
+            return _known_with(inner, axes)
+        case Apply(op="where", operands=(_, inner, Const(value=v))) if math.isinf(v):
+            return _known_with(inner, axes)
+        case Apply(op="mul", operands=(a, b)):
+            return _known_with(a, axes) + _known_with(b, axes)
+    guarded = guarded_state(x)
+    return [] if guarded is None else _known_with(guarded, axes)
 
 
 def _guard_like(n: Node, r: Node) -> Node:
