@@ -127,7 +127,11 @@ def _slack(s: For, m: RunningMaximum, early: frozenset[str]) -> Expr | None:
     scales = {exponent(x.value)[0] for x in s.body if isinstance(x, Let) and x.name in m.factors}
     state = next(c for c in s.carries if c.name == m.state)
     scale = scales.pop() if len(scales) == 1 else Name("")
-    known = scale is None or isinstance(scale, Const | ScalarRef) or (isinstance(scale, Name) and scale.name in early)
+    known = (
+        scale is None
+        or isinstance(scale, Const | ScalarRef)
+        or (isinstance(scale, Name) and scale.name in early)
+    )
     if state.type.dtype is not DType.F32 or not known:
         return None
     slack: Expr = Const(SLACK, DType.F32)

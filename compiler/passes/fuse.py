@@ -37,9 +37,9 @@ from .canonicalize import simplify
 from .derive import PLAIN, Rules, rules_of
 from .lower import lower
 from .normalize import normalize
-from .reciprocals import reciprocals
 from .preserve import always_stored
 from .ranges_ahead import ranges_ahead
+from .reciprocals import reciprocals
 from .schedule import axis_plan, pipeline_attributes
 from .shield import shield
 

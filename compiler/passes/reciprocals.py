@@ -1,4 +1,4 @@
-"""reciprocals: a division of what ends in a softmax's exponential, by a number that is the same everywhere, becomes a product.
+"""reciprocals: what ends in a softmax's exponential and is divided by one number everywhere is multiplied by its reciprocal.
 
 softmax(q·kᵀ / √D), as textbooks write it, is then what softmax(scale · q·kᵀ) is: a positive factor, which normalize moves
 out of the maximum, so that an element costs one fused multiply-add and no division.
