@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tileloom.dsl.diagnostics import TileError
+from tileloom.runtime.machine_code import INSTALL
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TARGETS = ("cuda:sm_80", "cuda:sm_90a")
@@ -149,7 +150,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1)
     args = parser.parse_args()
     if importlib.util.find_spec("numba_cuda") is None:
-        sys.exit("the extra `cuda` is not installed: pip install 'tileloom[cuda]'")
+        sys.exit(f"the extra `cuda` is not installed: {INSTALL}")
     import_s = imports()
     print(f"import {import_s:.2f} s")
     rows = []

@@ -32,6 +32,7 @@ from tileloom.dsl.syntax import ProgramKernel
 from tileloom.dsl.types import DType
 from tileloom.execution import interpret, interpret_tiles
 from tileloom.runtime import emulate
+from tileloom.runtime.bench import circumstances
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
@@ -298,7 +299,9 @@ def main(words: list[str] | None = None) -> int:
     made = (run_examples if arguments.suite == "examples" else run_mutants)(arguments)
     if arguments.record:
         name = {"examples": "emulated", "mutants": "mutants"}[arguments.suite]
-        (HERE / "results" / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
+        (HERE / "results" / f"{name}.json").write_text(
+            json.dumps({**circumstances(), **made}, indent=1) + "\n"
+        )
     return int(arguments.suite == "examples" and not all(r["ok"] for r in made["rows"]))
 
 

@@ -22,7 +22,9 @@ from typing import Any
 try:
     import torch
 except ImportError:
-    sys.exit("this benchmark compares with torch, which is not installed: pip install 'tileloom[torch]'")
+    sys.exit(
+        "this benchmark compares with torch, which is not installed: pip install '.[torch]' in the folder of tileloom"
+    )
 
 import tileloom as tl
 from tileloom.api import CompiledKernel

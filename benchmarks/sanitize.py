@@ -22,6 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tileloom.execution import gpu_target
+from tileloom.runtime.bench import circumstances
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 AT_ONCE = max(1, min(12, (os.cpu_count() or 1) - 2))
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -63,7 +66,6 @@ KINDS: dict[str, list[str]] = {
 def call(kind: str, folder: Path) -> int:
     """One kind through `tileloom run`, here."""
     from tileloom.__main__ import main
-    from tileloom.execution import gpu_target
 
     file, *rest = KINDS[kind]
     if rest and rest[-1].startswith("tier "):
@@ -143,7 +145,13 @@ def main() -> int:
     warmed(arguments.kinds)
     rows = [checked(tool, arguments.kinds, program) for tool in arguments.tools.split(",")]
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    record = {"sanitizer": version.strip().splitlines()[-1:], "runs": rows}
+    found = gpu_target()
+    record = {
+        **circumstances(),
+        "device": {"kind": "cuda", "target": found and found.name},
+        "sanitizer": version.strip().splitlines()[-1:],
+        "runs": rows,
+    }
     for r in rows:
         print(
             r["tool"],

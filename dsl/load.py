@@ -66,6 +66,10 @@ def _read(path: Path, wanted_by: Span | None) -> Source:
             wanted_by,
             help="an import is relative to the folder of the file that holds it" if wanted_by else None,
         ) from None
+    if path.suffix == ".py":
+        beside = path.with_suffix(".tile")
+        help = f"did you mean `{beside}`?" if beside.exists() else None
+        raise refuse("E0064", f"{path} is Python; kernels stand in files called .tile", wanted_by, help=help)
     try:
         return Source(str(path), data.decode("utf-8-sig"))
     except UnicodeDecodeError as reason:

@@ -176,6 +176,13 @@ def sample_s(
 
 def document(rows: Sequence[Row], command: Sequence[str] | None = None) -> dict[str, Any]:
     """The rows with everything that is needed to judge or repeat them."""
+    made = circumstances(command)
+    made["conditions"] |= {"order": "interleaved", "gap_s": GAP_S}
+    return {**made, "rows": [r.as_json() for r in rows]}
+
+
+def circumstances(command: Sequence[str] | None = None) -> dict[str, Any]:
+    """What was run, of which commit, by which versions, where and when."""
     return {
         "schema_version": SCHEMA_VERSION,
         "commit": commit(),
@@ -183,7 +190,6 @@ def document(rows: Sequence[Row], command: Sequence[str] | None = None) -> dict[
         "versions": {"python": platform.python_version(), **_versions()},
         "device": {"kind": "cpu", "model": processor(), "logical_cpus": os.cpu_count()},
         "conditions": _conditions(),
-        "rows": [r.as_json() for r in rows],
     }
 
 
@@ -204,8 +210,6 @@ def _conditions() -> dict[str, Any]:
         "system": platform.platform(),
         "threads": threads(),
         "load_average": list(load) if load else None,
-        "order": "interleaved",
-        "gap_s": GAP_S,
     }
 
 

@@ -263,8 +263,21 @@ def test_gpu_code_is_not_run_where_no_device_is(monkeypatch: pytest.MonkeyPatch)
     emulate(monkeypatch, None)
     with pytest.raises(ValueError, match="there is no CUDA device here, so code for cuda:sm_80 can be"):
         kernel(SCALED, target="cuda:sm_80")(*vectors(), a=1)
-    with pytest.raises(ValueError, match="there is no CUDA device here, or the extra"):
+    with pytest.raises(ValueError, match="target 'cuda': there is no CUDA device here; name the target"):
         kernel(SCALED, target="cuda")
+    monkeypatch.setattr("tileloom.runtime.driver.present", lambda number=0: SM_80)
+    monkeypatch.setattr("tileloom.runtime.machine_code.toolkit_installed", lambda: False)
+    with pytest.raises(ValueError, match=r"target 'cuda': the extra `cuda` is not installed: pip install"):
+        kernel(SCALED, target="cuda")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("cuda:sm_90", "cuda:sm_90a"), ("cuda:sm_100", "cuda:sm_100a"), ("sm_80", "cuda:sm_80"), ("CPU", "cpu")],
+)
+def test_target_by_almost_its_name(wrong: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"'{wrong}' (did you mean `{meant}`?); targets are")):
+        kernel(SCALED, target=wrong)
 
 
 def test_schedule_prints_parses_and_compiles_to_the_same() -> None:

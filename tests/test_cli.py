@@ -89,6 +89,8 @@ def test_words_that_are_no_command_line(words: list[str]) -> None:
         (["run", ATTENTION, "-D", "N=99999999999999999999"], 2, "an integer from 0 to 2^63 - 1"),
         (["run", ATTENTION, "-D", "N=9999999999999999"], 1, "not enough memory for these sizes"),
         (["run", ATTENTION, "-D", "T=i32"], 2, "T can be f32, f64, f16, bf16"),
+        (["run", ATTENTION, "-D", "T=f8"], 2, "`f8` is no element type; T can be f32, f64, f16, bf16"),
+        (["bench", ATTENTION, "-D", "T=f8"], 2, "T can be f32, f64, f16, bf16"),
         (["run", ATTENTION, "-D", "scale=x"], 2, "`x` is neither a number nor an element type"),
         (["run", ATTENTION, "-D", "N"], 2, "-D N is no setting"),
         (["run", ATTENTION + ":other"], 2, "has no kernel `other`; it has: attention"),
@@ -109,7 +111,13 @@ def test_words_that_are_no_command_line(words: list[str]) -> None:
         (["show", ATTENTION, "--emit", "ptx", "--target", "cpu"], 2, "needs a CUDA target"),
         (["show", ATTENTION, "--emit", "tile", "--after", "all"], 2, "give one"),
         (["bench", ADD, "-D", "N=10", "--vs", "torch"], 2, "nothing called 'torch'"),
-        (["bench", ADD, "-D", "N=10", "--target", "interp"], 2, "runs compiled code"),
+        (["bench", ADD, "-D", "N=10", "--target", "interp"], 2, "leave it out or give `cpu`"),
+        (
+            ["bench", ADD, "-D", "N=10", "--target", "cuda:sm_80"],
+            2,
+            "`cpu` (benchmarks/gpu.py measures on a GPU)",
+        ),
+        (["explain", ADD, "-D", "N=10", "--measure", "--target", "interp"], 2, "leave it out or give `cpu`"),
         (["bench", ADD, "-D", "N=10", "--vs", "nowhere.py:f"], 2, "cannot read nowhere.py"),
     ],
 )
@@ -347,7 +355,19 @@ def test_show_fuse_none_stores_every_statement(capsys: pytest.CaptureFixture[str
 def test_show_machine_code(emit: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("numba_cuda")
     assert main(["show", ADD, "--emit", emit, "--target", "cuda:sm_80"]) == 0
-    assert says in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert says in shown.out
+    assert "no --target" not in shown.err
+
+
+def test_show_machine_code_says_which_target_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numba_cuda")
+    assert main(["show", ATTENTION, "--emit", "resources"]) == 0
+    shown = capsys.readouterr()
+    assert "no --target is given: for cuda:sm_90a" in shown.err
+    words = " ".join(shown.out.split())
+    assert "a call launches attention_parts, then attention" in words
+    assert "else `attention_any` for any sizes, strides and alignment" in words
 
 
 # ---------------------------------------------------------------- run
@@ -449,6 +469,16 @@ def test_explain_json_has_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_measures(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", ADD, "-D", "N=1000", "--memory", "--measure"]) == 0
     assert "measured on this machine" in capsys.readouterr().out
+
+
+def test_bench_refuses_a_name_before_it_warns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 99.0, 99.0), raising=False)
+    assert main(["bench", ADD, "-D", "N=10", "--vs", "triton"]) == 2
+    error = capsys.readouterr().err
+    assert "nothing called 'triton'" in error
+    assert "do not trust these times" not in error
 
 
 def test_bench_records_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

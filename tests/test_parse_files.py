@@ -115,6 +115,17 @@ def test_bom_crlf_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert (found.code, "NUL" in found.message) == ("E0001", True)
 
 
+def test_a_python_file_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text('"""Says what it is."""\nimport math\n')
+    (found,) = errors(path)
+    assert (found.code, found.help) == ("E0064", None)
+    assert "is Python" in found.message
+    (tmp_path / "a.tile").write_text(KERNEL.format("k", "exp"))
+    (found,) = errors(path)
+    assert found.help == f"did you mean `{tmp_path / 'a.tile'}`?"
+
+
 def test_a_huge_file_is_not_even_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tile"
     with path.open("wb") as file:

@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import platform
 import threading
 import time
 from typing import Any
@@ -438,6 +439,12 @@ def test_variants_are_timed_in_turn_after_the_check() -> None:
     assert document["schema_version"] == bench.SCHEMA_VERSION
     assert document["command"] == ["bench"]
     assert document["versions"]["numba"]
+    assert document["conditions"]["order"] == "interleaved"
+    unmeasured = bench.circumstances(["check"])
+    assert unmeasured["commit"] == document["commit"]
+    assert unmeasured["versions"]["python"] == platform.python_version()
+    assert {"date", "system"} <= unmeasured["conditions"].keys()
+    assert "order" not in unmeasured["conditions"]
     (row, _) = document["rows"]
     assert row["variant"] == "a"
     assert len(row["samples_ms"]) == 4

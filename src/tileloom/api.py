@@ -17,13 +17,15 @@ from .compiler.options import RUNNING_SCALE, Options
 from .compiler.remarks import Remark
 from .compiler.schedule import Fuse, Schedule
 from .compiler.target import CPU, CudaTarget, Target, target
+from .compiler.target import TARGETS as NAMED_TARGETS
 from .compiler.tensor_ir import Graph
 from .compiler.tile_kernel import TilesKernel
 from .dsl.diagnostics import TileError
 from .dsl.records import dataclass
+from .dsl.suggest import did_you_mean
 from .dsl.syntax import ProgramKernel, Verbatim
 from .dsl.types import NAMES, DType
-from .execution import CannotRun, Run, gpu_target, interpret, interpret_module
+from .execution import CannotRun, Run, gpu_target, interpret, interpret_module, why_no_gpu
 from .programs import load, parse
 from .runtime.arrays import deliver
 from .runtime.forks import ForkedLock
@@ -420,12 +422,9 @@ class CompiledKernel:
 
         Raises ValueError for targets that run no compiled code here, and `bench.WrongResult` where a result is wrong.
         """
-        from .bench import Benchmark, Case, run_case, variants
+        from .bench import Benchmark, Case, check_measured, run_case, variants
 
-        if self.target == "interp" or self.machine.is_cuda:
-            raise ValueError(
-                f"benchmark measures compiled code on this machine; the target is {self.target!r}"
-            )
+        check_measured(self, "benchmark")
         call = bind(self.kernel.kernel, positional, named)
         graph = self.graph(call.dtypes)
         extents = extents_of(graph, call.shapes, call.scalars)
@@ -464,14 +463,15 @@ def machine(name: str) -> Target:
         found = gpu_target()
         if found is None:
             raise CannotRun(
-                "target 'cuda': there is no CUDA device here, or the extra `cuda` is not installed; name the target, as in "
-                "'cuda:sm_90a', to look at its code"
+                f"target 'cuda': {why_no_gpu()}; name the target, as in 'cuda:sm_90a', to look at its code"
             )
         return found
     try:
         return target(name)
     except TileError:
-        raise ValueError(f"no target is called {name!r}; targets are {TARGETS}") from None
+        near = did_you_mean(name, (*NAMED_TARGETS, "interp", "cuda"))
+        meant = f" ({near})" if near else ""
+        raise ValueError(f"no target is called {name!r}{meant}; targets are {TARGETS}") from None
 
 
 def threads_of(machine: Target) -> int:

@@ -160,6 +160,25 @@ class Benchmark:
 # ---------------------------------------------------------------- what to measure
 
 
+def check_measured(kernel: CompiledKernel, what: str) -> None:
+    """Raises ValueError where a kernel's times would not be those of compiled code on this machine's processor."""
+    if kernel.target == "interp" or kernel.machine.is_cuda:
+        gpu = " (benchmarks/gpu.py measures on a GPU)" if kernel.machine.is_cuda else ""
+        raise ValueError(
+            f"{what} runs compiled code on this machine's processor; the target is {kernel.target}: "
+            f"leave it out or give `cpu`{gpu}"
+        )
+
+
+def check_names(against: Sequence[str]) -> None:
+    """Raises ValueError for a word that names nothing to compare with; reads no file."""
+    for name in against:
+        if name not in ("naive", "numpy") and not name.rpartition(":")[0].endswith(".py"):
+            raise ValueError(
+                f"there is nothing called {name!r} to compare with; naive, numpy or FILE.py:FUNCTION"
+            )
+
+
 def variants(
     kernel: CompiledKernel, naive: CompiledKernel, case: Case, against: Sequence[str] | None
 ) -> list[Variant]:
@@ -170,6 +189,7 @@ def variants(
     by_hand = isinstance(case.kernel, TilesKernel)
     if against is None:
         against = () if by_hand else ("naive", "numpy")
+    check_names(against)
     absent = [name for name in against if by_hand and name in ("naive", "numpy")]
     if absent:
         raise ValueError(
@@ -186,9 +206,7 @@ def _other(name: str, naive: CompiledKernel, case: Case) -> Variant:
     if name == "numpy":
         return Variant(name, NumpyProgram(case.graph).called)
     file, _, function = name.rpartition(":")
-    if file.endswith(".py"):
-        return Variant(function, function_of(file, function))
-    raise ValueError(f"there is nothing called {name!r} to compare with; naive, numpy or FILE.py:FUNCTION")
+    return Variant(function, function_of(file, function))
 
 
 def function_of(file: str, name: str) -> Call:
@@ -334,6 +352,8 @@ __all__ = [
     "Measured",
     "Variant",
     "WrongResult",
+    "check_measured",
+    "check_names",
     "median_ms",
     "memory",
     "run_case",

@@ -82,6 +82,15 @@ def gpu_target(number: int = 0) -> CudaTarget | None:
     return driver.present(number) if machine_code.toolkit_installed() else None
 
 
+def why_no_gpu() -> str:
+    """What `gpu_target` lacks: without a device the extra `cuda` would not help."""
+    from .runtime import driver, machine_code
+
+    if driver.present() is None:
+        return "there is no CUDA device here"
+    return f"the extra `cuda` is not installed: {machine_code.INSTALL}"
+
+
 def interpret(
     graph: Graph,
     tensors: Mapping[str, Array],

@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ..bench import Benchmark, Case, WrongResult, run_case, variants
+from ..bench import Benchmark, Case, WrongResult, check_measured, check_names, run_case, variants
 from ..render import bench_table, progress, say
 from .failures import USAGE, CommandError, refusals, usage
 from .problems import add_compilation, add_inputs, add_kernel, announce, compiled, problems
@@ -28,13 +28,15 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     against = None if arguments.vs is None else [name for name in arguments.vs.split(",") if name]
+    with refusals(USAGE):
+        check_names(against or ())
     if arguments.json not in (None, "-"):
         _writable(arguments.json)
     found = list(problems(arguments))
     announce(found[0], {n: 0 for s in parse_settings(arguments.settings) for n in s.names})
     kernel = compiled(arguments, found[0].kernel)
-    if kernel.target == "interp" or kernel.machine.is_cuda:
-        raise usage(f"bench runs compiled code on this machine; the target is {kernel.target}")
+    with refusals(USAGE):
+        check_measured(kernel, "bench")
     result = Benchmark(kernel.name)
     if result.busy:
         print(f"warning: {result.busy}", file=sys.stderr)

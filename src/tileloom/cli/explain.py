@@ -10,11 +10,11 @@ from typing import Any
 
 from ..api import CompiledKernel
 from ..arguments import Array
-from ..bench import Case, Variant, median_ms, memory
+from ..bench import Case, Variant, check_measured, median_ms, memory
 from ..compiler.pipeline import Compilation
 from ..ledger import MeasuredCandidate, measure
 from ..render import SECTIONS, bytes_text, explanation, say, table
-from .failures import refusals, usage
+from .failures import USAGE, refusals
 from .problems import Problem, add_compilation, add_inputs, add_kernel, compiled, problem
 
 TILES = 8
@@ -41,8 +41,9 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     found = problem(arguments)
     kernel = compiled(arguments, found.kernel)
-    if arguments.measure and (kernel.target == "interp" or kernel.machine.is_cuda):
-        raise usage(f"--measure runs compiled code on this machine; the target is {kernel.target}")
+    if arguments.measure:
+        with refusals(USAGE):
+            check_measured(kernel, "--measure")
     with refusals():
         facts = kernel.explain(**found.extents, **found.dtypes).facts
         evidence = _evidence(kernel.compilation(**found.extents, **found.dtypes), found)

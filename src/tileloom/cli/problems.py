@@ -89,7 +89,7 @@ def add_inputs(parser: ArgumentParser) -> None:
 def problem(arguments: Namespace) -> Problem:
     """The one problem of a command line; says which sizes it took from the file's `example`."""
     kernel = read_kernel(arguments.file)
-    settings = single(parse_settings(arguments.settings))
+    settings = single(parse_settings(arguments.settings, alternatives(kernel.kernel)))
     found = settled(kernel, settings, given_arrays(arguments))
     announce(found, settings)
     return found
@@ -99,7 +99,7 @@ def problems(arguments: Namespace) -> Iterator[Problem]:
     """The problems of a sweep, in order."""
     kernel = read_kernel(arguments.file)
     given = given_arrays(arguments)
-    for values in points(parse_settings(arguments.settings)):
+    for values in points(parse_settings(arguments.settings, alternatives(kernel.kernel))):
         yield settled(kernel, values, given)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dsl.types import NAMES, DType
@@ -18,6 +18,7 @@ from .failures import CommandError, usage
 Value = int | float | DType
 HELP = "an extent, a scalar or a dtype parameter: M=1024, scale=0.1, T=bf16; sweeps: N=512:8192:x2, N=64:256:+64, N=96,128"
 LONGEST_SWEEP = 1000
+NO_TYPES: Mapping[str, Iterable[DType]] = {}
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _SWEEP = re.compile(r"(\d+):(\d+):([x+])(\d+)")
@@ -31,9 +32,14 @@ class Setting:
     values: tuple[Value, ...]
 
 
-def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
-    """Read every `-D`. Raises a usage error for text that is none, and for a name set twice."""
-    settings = tuple(_setting(t) for t in texts)
+def parse_settings(
+    texts: Sequence[str], types: Mapping[str, Iterable[DType]] = NO_TYPES
+) -> tuple[Setting, ...]:
+    """Read every `-D`. Raises a usage error for text that is none, and for a name set twice.
+
+    `types` are the element types that each dtype parameter of the kernel can be, for what is said about other words.
+    """
+    settings = tuple(_setting(t, types) for t in texts)
     names = [n for s in settings for n in s.names]
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if twice is not None:
@@ -55,17 +61,21 @@ def points(settings: Sequence[Setting]) -> Iterator[dict[str, Value]]:
         yield {n: v for s, v in zip(settings, values, strict=True) for n in s.names}
 
 
-def _setting(text: str) -> Setting:
+def _setting(text: str, types: Mapping[str, Iterable[DType]]) -> Setting:
     *names, value = (part.strip() for part in text.split("="))
     if not names or not all(n.isidentifier() for n in names) or not value:
         raise usage(f"-D {text} is no setting; write {HELP}")
-    return Setting(tuple(names), _values(text, value))
+    typed = next((n for n in names if n in types), None)
+    is_none = f"is neither a number nor an element type ({', '.join(NAMES)})"
+    if typed is not None:
+        is_none = f"is no element type; {typed} can be {', '.join(map(str, types[typed]))}"
+    return Setting(tuple(names), _values(text, value, is_none))
 
 
-def _values(text: str, value: str) -> tuple[Value, ...]:
+def _values(text: str, value: str, is_none: str) -> tuple[Value, ...]:
     sweep = _SWEEP.fullmatch(value)
     if sweep is None:
-        return tuple(_value(text, v.strip()) for v in value.split(","))
+        return tuple(_value(text, v.strip(), is_none) for v in value.split(","))
     low, high, step = int(sweep[1]), int(sweep[2]), int(sweep[4])
     if low > high or step < 1 or (sweep[3] == "x" and (step < 2 or low < 1)):
         raise usage(
@@ -81,7 +91,8 @@ def _values(text: str, value: str) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _value(text: str, value: str) -> Value:
+def _value(text: str, value: str, is_none: str) -> Value:
+    """One value; `is_none` is said of a word that is none."""
     if value in NAMES:
         return NAMES[value]
     if _INTEGER.fullmatch(value):
@@ -89,5 +100,4 @@ def _value(text: str, value: str) -> Value:
     try:
         return float(value)
     except ValueError:
-        message = f"-D {text}: `{value}` is neither a number nor an element type ({', '.join(NAMES)})"
-        raise CommandError(message, 2) from None
+        raise CommandError(f"-D {text}: `{value}` {is_none}", 2) from None

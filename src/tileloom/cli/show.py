@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from ..api import CompiledKernel
+from ..compiler.codegen.variants_told import told
 from ..compiler.spelling import spell
 from ..compiler.target import CudaTarget
 from ..compiler.tensor_text import print_graph
@@ -24,7 +25,11 @@ DEFAULT_GPU = "cuda:sm_90a"
 def configure(parser: ArgumentParser) -> None:
     add_kernel(parser)
     add_compilation(parser)
-    parser.add_argument("--emit", choices=EMIT, help="what to print (tile)")
+    parser.add_argument(
+        "--emit",
+        choices=EMIT,
+        help=f"what to print (tile); {', '.join(MACHINE)} are for {DEFAULT_GPU} where no --target is given",
+    )
     parser.add_argument("--after", metavar="PASS", help="the text after a pass, or all of them")
 
 
@@ -38,6 +43,7 @@ def run(arguments: Namespace) -> int:
         return 0
     if emit in MACHINE and arguments.target is None:
         arguments.target = DEFAULT_GPU
+        print(f"no --target is given: for {DEFAULT_GPU}", file=sys.stderr)
     found = problem(arguments)
     kernel_ = compiled(arguments, found.kernel)
     if arguments.after:
@@ -96,6 +102,11 @@ def _machine(emit: str, kernel: CompiledKernel, found: Problem) -> None:
     made = cuda.assemble(source, target)
     if emit == "resources":
         say(resource_table(made.values()))
+        programs = list(variants(source))
+        if len(programs) > 1:
+            say(f"a call launches {', then '.join(programs)}")
+        for sentence in told(source):
+            say(sentence)
         return
     for assembled in made.values():
         sys.stdout.write(assembled.sass)
