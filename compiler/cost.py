@@ -49,6 +49,8 @@ class Cost:
     fresh: tuple[tuple[float, int], ...] = ()
     launches: int = 0
     tasks: float = 1.0
+    tier: str = ""
+    """Of one launch; of several together it says nothing."""
 
     @property
     def dot_flops(self) -> float:
@@ -86,6 +88,18 @@ WIDE = 128
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast programs of a tier with matrix units are, whose elements stay in registers: `matrix_ops_per_s`, and the
+    rates of elementwise work. `exposed` is the share of the lesser of both that the greater does not cover."""
+
+    matrix_ops_per_s: float
+    vector_ops_per_s: float
+    reduce_ops_per_s: float
+    special_ops_per_s: float
+    exposed: float
+
+
+@dataclass(frozen=True)
 class Rates:
     """What a machine does in a second with all its `units` (threads, multiprocessors); `launch_s` is the fixed cost of one
     launch and `task_s` that of one task on one unit.
@@ -93,7 +107,7 @@ class Rates:
     `dot_rates` pairs a product's columns with its floating operations a second, `copy_rates` a working set in bytes with
     the bytes a second that a copy of that size moves, `fresh_rates` the size of a new array with the bytes of it that are
     touched first in a second (the system hands out pages then); all smallest first. `matrix_ops_per_s` is that of matrix
-    units, 0 where there are none. `origin` says where they come from.
+    units, 0 where there are none, and `paces` has what holds by tier instead. `origin` says where they come from.
     """
 
     dot_rates: tuple[tuple[float, float], ...]
@@ -109,6 +123,7 @@ class Rates:
     units: int
     origin: str
     matrix_ops_per_s: float = 0.0
+    paces: tuple[tuple[str, Pace], ...] = ()
 
 
 def interpolated(table: tuple[tuple[float, float], ...], x: float) -> float:
@@ -158,6 +173,21 @@ def rates(target: Target) -> Rates:
         units=target.sms or 1,
         origin=f"data sheet of {target.name}, derated",
         matrix_ops_per_s=0.45 * (target.bf16_tflops or 0.0) * 1e12,
+        paces=_paces(f32, (target.bf16_tflops or 0.0) * 1e12),
+    )
+
+
+def _paces(f32: float, bf16: float) -> tuple[tuple[str, Pace], ...]:
+    """Fitted to attention as measured on an H200 (h200-hopper-attention.json, h200-attention.json): within 25% for heads of
+    64 to 256 columns."""
+    elementwise = 0.5 * f32, 0.33 * f32, f32 / 14
+    return (
+        (
+            ("mma", Pace(0.45 * bf16, *elementwise, exposed=0.5)),
+            ("wgmma", Pace(0.9 * bf16, *elementwise, exposed=0.0)),
+        )
+        if bf16
+        else ()
     )
 
 
@@ -171,29 +201,34 @@ class Prediction:
 
 
 def predict(cost: Cost, r: Rates, hidden: Hidden = ALL_HIDDEN) -> Prediction:
-    """The time of one launch. Memory and arithmetic overlap; vector, special and dot work share the same units and add up.
+    """The time of one launch. Memory and arithmetic overlap; vector, special and dot work share the same units and add up;
+    matrix units have a tier's own pace.
     Fewer tasks than units leave units idle, and the last round of tasks leaves some. `hidden`: the shares of both rates
     that the warps resident at once can keep up."""
     rounds = max(1.0, -(-cost.tasks // r.units))
     busy = (cost.tasks / (rounds * r.units) if cost.tasks else 1.0) * hidden.arithmetic
+    pace = dict(r.paces).get(cost.tier)
+    at = pace or r
     parts = {
         "memory": cost.bytes / interpolated(r.copy_rates, max(cost.bytes, 1.0)) / hidden.memory,
         "dot": sum(f / interpolated(r.dot_rates, columns) for columns, f in cost.dots) / busy,
-        "matrix": cost.matrix_ops / r.matrix_ops_per_s / busy if cost.matrix_ops else 0.0,
-        "vector": cost.vector_ops / r.vector_ops_per_s / busy,
-        "reduce": cost.reduce_ops / r.reduce_ops_per_s / busy,
+        "matrix": cost.matrix_ops / at.matrix_ops_per_s / busy if at.matrix_ops_per_s else 0.0,
+        "vector": cost.vector_ops / at.vector_ops_per_s / busy,
+        "reduce": cost.reduce_ops / at.reduce_ops_per_s / busy,
         "gather": cost.gather_ops / r.gather_ops_per_s / busy,
-        "special": (cost.special_ops / r.special_ops_per_s + cost.costly_ops / r.costly_ops_per_s) / busy,
+        "special": (cost.special_ops / at.special_ops_per_s + cost.costly_ops / r.costly_ops_per_s) / busy,
         "fresh": sum(n * size / interpolated(r.fresh_rates, max(size, 1.0)) for size, n in cost.fresh),
         "tasks": rounds * r.task_s,
         "launch": cost.launches * r.launch_s,
     }
     work = sum(parts[k] for k in ARITHMETIC)
+    if pace is not None:
+        work -= (1 - pace.exposed) * min(parts["matrix"], work - parts["matrix"])
     return Prediction(max(parts["memory"], work) + parts["launch"], binding(parts), parts)
 
 
 ARITHMETIC = ("dot", "matrix", "vector", "reduce", "gather", "special", "fresh", "tasks")
-"""Terms that share the units, and so add up."""
+"""Terms that share the units, and so add up, but for what a tier's `Pace` says of matrix units."""
 
 
 def binding(parts: Mapping[str, float]) -> str:
@@ -265,6 +300,7 @@ class _Estimate:
         return Cost(
             dots, self.matrix_ops, self.vector_ops, self.reduce_ops, self.gather_ops, self.special_ops, self.costly_ops,
             traffic, tuple((self.tensor_bytes(p), 1) for p in self.program.params if p.mode == "out"), 1, self.tasks,
+            self.program.tier,
         )  # fmt: skip
 
     def traffic(self, p: tile.Param) -> float:

@@ -154,14 +154,22 @@ def scalar(value: Any, what: str, dtype: DType) -> Number:
 
 
 def _real(value: Any, what: str, dtype: DType) -> float:
+    """Rounded to its type, so that what is required of a scalar is asked of the number that a kernel gets."""
     try:
-        return float(value.__float__() if hasattr(value, "__float__") else operator.index(value))
+        given = float(value.__float__() if hasattr(value, "__float__") else operator.index(value))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{what} is {value!r}; a number ({dtype}) is what it takes") from error
     except OverflowError as error:
         raise ValueError(
             f"{what} is an integer beyond {sys.float_info.max:.3g}, the largest float"
         ) from error
+    if dtype is DType.F64:
+        return given
+    with np.errstate(over="ignore"):
+        held = float(NUMPY[dtype].type(given))
+    if math.isinf(held) and not math.isinf(given):
+        raise ValueError(f"{what} is {given!r}, beyond what {dtype} holds")
+    return held
 
 
 def _whole(value: Any, what: str, dtype: DType) -> int:

@@ -16,7 +16,7 @@ from ...dsl.records import dataclass
 from ...dsl.source import Span
 from .. import tile_ir as tile
 from ..cascade import Cascade
-from ..cost import Cost, Prediction, Rates, estimate, predict_launches, rates, together
+from ..cost import MATRIX_TIERS, Cost, Prediction, Rates, estimate, predict_launches, rates, together
 from ..inline import Inliner
 from ..occupancy import ALL_HIDDEN, Hidden, Resources, hidden, spilled
 from ..region import AxisPlan, Region, reductions
@@ -42,6 +42,7 @@ from .ranges_ahead import ranges_ahead
 from .reciprocals import reciprocals
 from .schedule import axis_plan, pipeline_attributes
 from .shield import shield
+from .split import split
 
 EXHAUSTIVE = 5
 OVERESTIMATE = 40
@@ -50,7 +51,7 @@ assembled without spills, were estimated 40 too high, more than any other kernel
 
 
 ANOTHER_LAUNCH = 1.05
-"""By which one more launch beside products of warpgroups lengthens a prediction: results that leave while the next tile's
+"""By which one more launch beside products on matrix units lengthens a prediction: results that leave while the next tile's
 products run cost less than predicted, and a launch drains and fills all multiprocessors."""
 
 
@@ -259,9 +260,9 @@ class _Search:
 
 def _preference(f: Fused) -> tuple[int, float]:
     """The least is best: no spills, then the least predicted time."""
-    by_warpgroups = any(p.tier == "wgmma" for p in f.module.programs)
+    on_units = any(p.tier in MATRIX_TIERS for p in f.module.programs)
     seconds = f.prediction.seconds
-    return f.spilled, seconds * ANOTHER_LAUNCH ** len(f.module.programs) if by_warpgroups else seconds
+    return f.spilled, seconds * ANOTHER_LAUNCH ** len(f.module.programs) if on_units else seconds
 
 
 def launches(f: Fused) -> tuple[tuple[str, Resources], ...]:
@@ -381,7 +382,23 @@ def _part(
     tier = schedule.tier if schedule.tier and tile.has_product(program) else program.tier
     stated = pipeline_attributes(schedule, program, rules.facts)
     program = with_fields(program, name=name, tier=tier, attributes=stated)
-    return _Part(program, cascades, estimate(program, sizes, target))
+    return _Part(program, cascades, _cost(program, cascades, schedule, target, sizes))
+
+
+def _cost(
+    program: tile.TileProgram,
+    cascades: tuple[Cascade, ...],
+    schedule: Schedule,
+    target: Target,
+    sizes: Mapping[str, int],
+) -> Cost:
+    """What a program costs, its reduction divided over the blocks of a device if it will be: else a grouping with few tasks
+    looks slower than it is."""
+    found: tuple[tile.TileProgram, ...] = (program,)
+    if isinstance(target, CudaTarget) and (program.tier != "wgmma" or target.has_wgmma):
+        found, _ = split(program, cascades, sizes, target, Remarks(), dict(schedule.splits))
+    first, *merge = (estimate(p, sizes, target) for p in found)
+    return with_fields(sum(merge, first), tasks=first.tasks, tier=first.tier)
 
 
 def measured(f: Fused, target: Target, machine: Rates, measure: Measure | None) -> Fused:

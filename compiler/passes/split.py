@@ -168,7 +168,10 @@ def _chain(program: TileProgram) -> _Chain | None:
         for a, b in zip(chain.visits, chain.visits[1:], strict=False)
     )
     starts = all(isinstance(c.init, Fill | Const) for c in chain.visits[0].carries)
-    return chain if plain and one and linked and starts and not any(s.reverse for s in chain.visits) else None
+    # the merge's tiles have all axes of the grid's: a state that is the same along one of them would not fit there
+    varies = all(a.name in c.type.axes for a in grid if a.tile for c in chain.states)
+    forward = not any(s.reverse for s in chain.visits)
+    return chain if plain and one and linked and starts and varies and forward else None
 
 
 def _mergeable(c: Cascade) -> bool:
