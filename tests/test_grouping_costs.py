@@ -1,4 +1,4 @@
-"""What a grouping of few tasks is predicted to take: its reduction divided as it will be, products beside elementwise work."""
+"""Groupings with few tasks: a reduction is divided as it will be, and products run beside elementwise work."""
 
 from __future__ import annotations
 

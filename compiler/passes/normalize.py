@@ -116,7 +116,7 @@ def _scaled(n: Node, facts: tuple[Node, ...], axes: Mapping[str, Node]) -> tuple
 
 
 def _known_with(x: Node, axes: Mapping[str, Node]) -> list[Node]:
-    """0 < E for the extents E of sums that are all of x: where E is 0, so is x, and 0/√E is NaN on either side of a maximum."""
+    """0 < E for the extents E of sums that are all of x: where E is 0, x is 0, and 0/√E is NaN on either side."""
     match x:
         case Reduce(fn="sum", bound=bound):
             return [apply("lt", const(0, axes[i].dtype), axes[i]) for i in bound]
