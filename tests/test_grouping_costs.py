@@ -48,26 +48,25 @@ def test_a_round_that_is_not_full_is_fused_too(h: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "shape"),
+    ("file", "case", "variant", "shape"),
     [
-        ("attention D64 S4096 full", (4, 32, 4096, 4096, 64)),
-        ("attention D128 S4096 full", (4, 16, 4096, 4096, 128)),
-        ("attention D128 S16384 full", (1, 16, 16384, 16384, 128)),
-        ("attention D256 S4096 full", (4, 8, 4096, 4096, 256)),
+        ("hopper-attention", "attention D64 S4096 full", "tileloom", (4, 32, 4096, 4096, 64)),
+        ("hopper-attention", "attention D128 S4096 full", "tileloom", (4, 16, 4096, 4096, 128)),
+        ("hopper-attention", "attention D128 S16384 full", "tileloom", (1, 16, 16384, 16384, 128)),
+        ("hopper-attention", "attention D256 S4096 full", "tileloom", (4, 8, 4096, 4096, 256)),
+        ("attention", "attention bf16 D64 S4096 full", "tileloom mma", (4, 32, 4096, 4096, 64)),
+        ("attention", "attention bf16 D128 S4096 full", "tileloom mma", (4, 16, 4096, 4096, 128)),
     ],
 )
-@pytest.mark.parametrize("file", ["h200-hopper-attention.json", "h200-attention.json"])
 def test_predictions_beside_what_was_measured(
-    file: str, case: str, shape: tuple[int, int, int, int, int]
+    file: str, case: str, variant: str, shape: tuple[int, int, int, int, int]
 ) -> None:
-    rows = json.loads((RESULTS / file).read_text())["rows"]
-    found = [r["ms"] for r in rows if r["case"] == case and r["variant"] == "tileloom"]
-    if not found:
-        pytest.skip("not in this file")
-    tier = "wgmma" if "hopper" in file else "mma"
+    rows = json.loads((RESULTS / f"h200-{file}.json").read_text())["rows"]
+    (found,) = [r["ms"] for r in rows if (r["case"], r["variant"]) == (case, variant)]
+    tier = "mma" if variant.endswith("mma") else "wgmma"
     stated = parse_schedule(f"schedule s for attend on {SM_90A.name} {{\n tier {tier}\n}}")
     made = compile_kernel(tl.parse(TEXT)["attend"], SM_90A, sizes(*shape), schedule=stated)
-    assert made.prediction.seconds * 1e3 == pytest.approx(found[0], rel=0.35)
+    assert made.prediction.seconds * 1e3 == pytest.approx(found, rel=0.35)
 
 
 def test_matrix_tiers_have_a_pace_where_there_are_units() -> None:

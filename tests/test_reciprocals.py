@@ -109,3 +109,10 @@ def test_a_quotient_of_no_softmax_stays() -> None:
 def test_it_is_a_remark() -> None:
     made = compile_kernel(program(f"{DOT} / sqrt(D)"), SM_80, {"M": 64, "N": 64, "D": 64, "E": 64})
     assert [r.name for r in made.remarks].count("reciprocal") == 1
+
+
+def test_a_quotient_that_becomes_an_integer_stays() -> None:
+    """3 / 3 is 1; 3 · (1/3) may be less, and cut off it is 0."""
+    text = "kernel f(x: f32[N], t: f32) -> p: f32[N] {\n p[n] = softmax[n](f32(i32(x[n] / t)))\n}"
+    made = compile_kernel(tl.parse(text)["f"], SM_80, {"N": 64})
+    assert not [r for r in made.remarks if r.name == "reciprocal"]

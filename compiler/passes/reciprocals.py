@@ -67,7 +67,8 @@ def _scaled_in(exponent: Node) -> Iterator[Apply]:
             case Apply(op=op, operands=operands) if op in OPEN or op == "tanh":
                 stack += [(a, capped or op == "tanh") for a in operands]
             case Cast(operand=x) | Reduce(fn="max" | "min", body=x):
-                stack.append((x, capped))
+                if n.dtype.is_float:  # one rounding more can make another integer
+                    stack.append((x, capped))
 
 
 def _product(n: Apply) -> Node:
