@@ -16,6 +16,7 @@ from .cascade import Cascade
 from .codegen import cpu, cpu_lanes, cpu_narrow, mma, simt, wgmma
 from .codegen.mma import is_lazy
 from .codegen.near_functions import with_near_functions
+from .codegen.remembered import Key, told_apart
 from .codegen.resources import resources
 from .codegen.streams import lengths_differ
 from .codegen.variants_told import ahead_told, told
@@ -287,12 +288,11 @@ def choose_tier(fused: Fused, target: Target, tier: str | None, remarks: Remarks
 
 
 def measuring(target: CudaTarget) -> Measure:
-    """`taken` for the programs of one kernel: the groupings of its statements share most of them, which are told apart by
-    all that `repr` shows."""
-    known: dict[str, Resources | None] = {}
+    """`taken` for the programs of one kernel: the groupings of its statements share most of them."""
+    known: dict[Key, Resources | None] = {}
 
     def measure(program: TileProgram) -> Resources | None:
-        key = repr(program)
+        key = told_apart(program)
         if key not in known:
             known[key] = taken(program, target)
         return known[key]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tileloom as tl
@@ -14,6 +16,8 @@ from tileloom.compiler.codegen.remembered import MOST, remembered
 from tileloom.compiler.codegen.simt import generate
 from tileloom.compiler.target import SM_80, SM_90A, CudaTarget
 from tileloom.compiler.tile_ir import TileProgram
+from tileloom.compiler.tile_text import print_module
+from tileloom.variants import Record, restored, stored
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -75,3 +79,30 @@ def test_what_is_refused_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="7"):
             generated(7, SM_80)  # type: ignore[arg-type]
+
+
+TERMS = 600
+LONG = f"kernel long_sum(x: f32[N]) -> y: f32[N] {{ y[i] = {' + '.join(f'x[i] * {k}.0' for k in range(1, TERMS + 1))} }}"
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+def test_a_sum_of_hundreds_of_terms(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python allows a thousand calls in one another, and each term of a sum lies in the one after it."""
+    monkeypatch.setenv("TILELOOM_CACHE_DIR", str(tmp_path))
+    kernel = tl.compile(tl.parse(LONG)["long_sum"], target=target)
+    source = kernel.compilation(N=1000).source
+    assert source.count("*") >= TERMS
+    if target == "cpu":
+        x = np.array([1.0, -2.0, 0.5], np.float32)
+        assert np.allclose(kernel(x=x), x * (TERMS * (TERMS + 1) // 2), rtol=1e-5)
+
+
+def test_a_stored_module_too_deep_to_pickle() -> None:
+    kernel = tl.compile(tl.parse(LONG)["long_sum"], target="cuda:sm_80")
+    made = kernel.compilation(N=1000)
+    record = Record({"N": 1000}, {}, made.module, made.source)
+    with pytest.raises(RecursionError):
+        pickle.dumps(record)
+    back = restored(stored(record))
+    assert (back.sizes, back.statics, back.source) == (record.sizes, record.statics, record.source)
+    assert print_module(back.module) == print_module(record.module)

@@ -4,6 +4,7 @@ the one that is chosen is generated for good."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import TypeVar
 
@@ -13,16 +14,36 @@ from ..tile_ir import TileProgram
 Made = TypeVar("Made")
 MOST = 64
 
+Key = tuple[object, ...]
+
+
+def told_apart(program: TileProgram) -> Key:
+    """All that a program says, flat: expressions nest as deep as a text has terms, and the `repr` and the `hash` of what is
+    nested recur. Constants count with their type (`True`, `1` and `1.0` are equal to Python) and sign (so are 0.0 and -0.0)."""
+    said: list[object] = []
+    waiting: list[object] = [program]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, tuple):
+            said.append(len(part))
+            waiting.extend(part)
+        elif is_dataclass(part):
+            said.append(type(part))
+            waiting.extend([getattr(part, f.name) for f in fields(part) if f.compare])
+        else:
+            said.append(repr(part) if isinstance(part, bool | int | float) else part)
+    return tuple(said)
+
 
 def remembered(
     generate: Callable[[TileProgram, CudaTarget], list[Made]],
 ) -> Callable[[TileProgram, CudaTarget], list[Made]]:
-    """The same, once for each of the latest programs, told apart by all that `repr` shows: 0.0 and -0.0 are equal."""
-    known: dict[tuple[str, CudaTarget], list[Made]] = {}
+    """The same, once for each of the latest programs."""
+    known: dict[tuple[Key, CudaTarget], list[Made]] = {}
 
     @wraps(generate)
     def found(program: TileProgram, target: CudaTarget) -> list[Made]:
-        key = repr(program), target
+        key = told_apart(program), target
         made = known.get(key)
         if made is None:
             made = generate(program, target)

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .compiler.options import Options
@@ -223,7 +223,7 @@ def read(folder: Store, group: str, extents: Mapping[str, int], machine: Target)
     for name in folder.names(group):
         if _fits(name, extents):
             content = folder.get(group, name)
-            record: Record | None = None if content is None else pickle.loads(content)
+            record = None if content is None else restored(content)
             if record is not None and record.fits(extents, machine):
                 return record
     return None
@@ -235,7 +235,27 @@ def write(folder: Store, group: str, record: Record, machine: Target) -> None:
     tiles = [f"{t.rows}x{t.columns}x{t.parts}" for t in record.tilings(record.sizes, machine)]
     name = ",".join([*stated, *tiles]) or "any"
     if len(name.encode()) < LONGEST_NAME:
-        folder.put(group, pickle.dumps(record), name)
+        folder.put(group, stored(record), name)
+
+
+def stored(record: Record) -> bytes:
+    try:
+        return pickle.dumps(record)
+    except RecursionError:  # hundreds of operations in one another, which a text may have
+        from .compiler.tile_text import print_module
+
+        module = print_module(record.module)
+        return pickle.dumps((record.sizes, record.statics, module, record.source, record.products))
+
+
+def restored(content: bytes) -> Record:
+    kept: Record | tuple[Any, ...] = pickle.loads(content)
+    if isinstance(kept, Record):
+        return kept
+    from .compiler.tile_text import parse_module
+
+    sizes, statics, module, source, products = kept
+    return Record(sizes, statics, parse_module(module), source, products)
 
 
 def _fits(name: str, extents: Mapping[str, int]) -> bool:
