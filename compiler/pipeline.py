@@ -32,7 +32,7 @@ from .passes.split import split
 from .region import AxisPlan, Region
 from .remarks import Remark, Remarks
 from .schedule import Schedule, print_schedule, stem
-from .schedule_check import alike, check_schedule, key_of
+from .schedule_check import alike, check_schedule, key_of, refuse_tiles, tiles_placed
 from .target import CpuTarget, CudaTarget, Target
 from .tensor_ir import Extent, Graph, walk
 from .tensor_text import print_graph
@@ -109,7 +109,8 @@ def compile_kernel(
     default = ("wgmma",) if line else default_tiers(graph, target, options)
     for tier in (plain.tier,) if plain.tier else default:
         plain = replace(plain, tier=tier)
-        fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
+        with tiles_placed(asked):
+            fused, ledger = fuse(graph, plain, target, sizes, remarks, options.named, machine, measure)
         if tier == "wgmma" and measure is not None:
             fused = with_ranges_ahead(fused, target, sizes, machine or rates(target), measure, remarks)
             ledger = replace(ledger, resources=launches(fused))
@@ -123,7 +124,8 @@ def compile_kernel(
                 else (f"`{line.partition(' ')[0]}` is for tier `wgmma`")
             )
             span = schedule.spans.get(line or "tier")
-            raise refuse("E0915", f"{says}: {reason}", span, help="leave it out")
+            leave = "leave it out, or state other tiles" if schedule.tiles else "leave it out"
+            raise refuse("E0915", f"{says}: {reason}", span, help=leave)
         remarks = Remarks()  # its tiles suit that tier alone
         front(kernel, dtypes, remarks)
         refused.append(reason)
@@ -161,7 +163,8 @@ def compile_kernel(
         cpu_lanes.remark(fused.module, remarks)
     verify_module(fused.module, "lower")
     stated = final_schedule(plain, written, fused, running)
-    source = generate(fused.module, target)
+    with tiles_placed(asked):
+        source = generate(fused.module, target)
     if isinstance(target, CudaTarget):
         for text in told(source):
             remarks.add("note", "codegen", "variants", text)
@@ -204,14 +207,10 @@ def refuse_spills(asked: Schedule, fused: Fused, target: CudaTarget) -> None:
         for p, r in zip(fused.module.programs, fused.resources, strict=True)
         if r is not None and spilled(r, target) > OVERESTIMATE
     )
-    axis, size = max(asked.tiles, key=lambda t: t[1])
-    raise refuse(
-        "E0912",
+    raise refuse_tiles(
+        asked,
         f"`{name}` needs about {taken.registers} registers a thread with the tiles of `{asked.name}`; "
         f"{target.name} has {most_registers(taken.threads, target)}",
-        asked.spans.get(f"tile {axis}"),
-        note="what does not fit would be kept in memory and read again at each use",
-        help=f"choose a smaller tile: tile {axis} by {max(1, size // 2)}",
     )
 
 

@@ -6,10 +6,11 @@ schedule's text where it has one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from ..dsl.diagnostics import Diagnostics, refuse
+from ..dsl.diagnostics import Diagnostics, TileError, refuse
 from ..dsl.suggest import did_you_mean
 from .passes.preserve import always_stored
 from .region import AxisPlan, Region, reductions
@@ -24,17 +25,46 @@ TIERS = {False: ("loops", "matrix"), True: ("simt", "mma", "wgmma")}
 
 def check_schedule(s: Schedule, written: Graph, graph: Graph, target: Target) -> Schedule:
     """The schedule with every name of the text resolved to the canonical graph's. Raises `TileError`, all that is wrong at
-    once: E0607 the tier, E0610 axes, E0618 statements to fuse or keep, E0619 static axes, E0620 another kernel's schedule.
+    once: E0607 the tier, E0610 axes, E0618 statements to fuse or keep and tensors to stage, E0619 static axes, E0620 another
+    kernel's schedule.
     """
     work = _Check(s, written, graph, target)
     work.kernel()
     work.groups()
     work.tier()
     work.gpu_lines()
+    work.splits()
+    work.stages()
     static = tuple(dict.fromkeys(a for name in s.static for a in work.static(name)))
     tiles = tuple((work.tile(key), size) for key, size in s.tiles)
     work.sink.check()
     return replace(s, static=static, tiles=tiles)
+
+
+def refuse_tiles(asked: Schedule, message: str) -> TileError:
+    """Tiles that a schedule states need more registers than a thread has: E0912 at the line of the largest."""
+    axis, size = max(asked.tiles, key=lambda t: t[1])
+    return refuse(
+        "E0912", message, asked.spans.get(f"tile {axis}"),
+        note="what does not fit would be kept in memory and read again at each use",
+        help=f"choose a smaller tile: tile {axis} by {max(1, size // 2)}",
+    )  # fmt: skip
+
+
+@contextmanager
+def tiles_placed(asked: Schedule) -> Iterator[None]:
+    """What does not fit registers or shared memory is refused where the schedule states its largest tile, if it does."""
+    try:
+        yield
+    except TileError as reason:
+        axis = max(asked.tiles, key=lambda t: t[1])[0] if asked.tiles else ""
+        place = asked.spans.get(f"tile {axis}")
+        raise TileError(
+            [
+                replace(d, span=place) if d.span is None and d.code in ("E0912", "E0913") else d
+                for d in reason.diagnostics
+            ]
+        ) from reason
 
 
 class _Check:
@@ -72,6 +102,17 @@ class _Check:
             self.error(
                 "E0607", f"`{line}` is for a GPU, not for {self.target.name}", line, help="leave the line out"
             )
+
+    def splits(self) -> None:
+        for axis, _ in self.s.splits:
+            if not alike(axis, self.graph.axes) and stem(axis) not in self.graph.axes:
+                self.unknown_axis(axis, f"split {axis}", tuple(self.graph.axes), f"`{self.graph.name}`")
+
+    def stages(self) -> None:
+        for name, _ in self.s.stages:
+            if name not in self.graph.tensors and name not in self.statements:
+                help = did_you_mean(name, self.graph.tensors) or f"tensors: {', '.join(self.graph.tensors)}"
+                self.error("E0618", f"`stage {name}`: there is no tensor `{name}`", f"stage {name}", help)
 
     # ------------------------------------------------------------ what is fused
 

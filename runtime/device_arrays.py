@@ -89,7 +89,10 @@ def described(value: Any, what: str) -> DeviceArray:
     if facts.get("mask") is not None:
         raise TypeError(f"{what} is a masked array; a kernel sees no mask: pass its values filled")
     plain = {k: facts[k] for k in ("shape", "typestr", "data", "strides") if facts.get(k) is not None}
-    array = np.asarray(_Memory({**plain, "version": 3}, value))
+    try:
+        array = np.asarray(_Memory({**plain, "version": 3}, value))
+    except (TypeError, ValueError) as reason:
+        raise TypeError(f"{what} has a __cuda_array_interface__ that cannot be read: {reason}") from None
     found = DeviceArray(array, element_of(array.dtype) or str(array.dtype))
     steps = [s for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
     if array.size and any(x % array.itemsize for x in (found.address, *steps)):
@@ -229,7 +232,10 @@ def part_of_key(value: Any) -> tuple[object, ...] | None:
     facts = getattr(value, "__cuda_array_interface__", None)
     if facts is None:
         return None
-    return (
-        type(value), tuple(facts["shape"]), facts.get("strides"), facts["typestr"], facts["data"][0] & 15,
-        bool(facts["data"][1]), facts.get("mask") is None, device_of(value),
-    )  # fmt: skip
+    try:
+        return (
+            type(value), tuple(facts["shape"]), facts.get("strides"), facts["typestr"], facts["data"][0] & 15,
+            bool(facts["data"][1]), facts.get("mask") is None, device_of(value),
+        )  # fmt: skip
+    except (KeyError, TypeError, IndexError):  # malformed, which the checks refuse
+        return None

@@ -11,7 +11,6 @@ import numpy as np
 from ..compiler.evaluate import Number
 from ..compiler.interpreter.elements import NUMPY
 from ..compiler.interpreter.tile import bind_extents, integer
-from ..compiler.target import CudaTarget
 from ..compiler.tile_ir import TileModule, TileProgram
 from .driver import device, done, start, synchronize
 from .launches import Call, Source, packed_strides
@@ -21,8 +20,7 @@ HostArray = np.ndarray[Any, Any]
 
 def run_module(
     module: TileModule,
-    source: str,
-    target: CudaTarget,
+    source: Source,
     tensors: Mapping[str, HostArray],
     scalars: Mapping[str, Number],
     number: int = 0,
@@ -34,7 +32,7 @@ def run_module(
             copies.hold(program, names)
         shapes = {n: x.shape for n, x in copies.arrays.items()}
         strides = {n: packed_strides(s) for n, s in shapes.items()}
-        call = Call(Source(source, target), number, [*shapes], shapes, strides, {}, names)
+        call = Call(source, number, [*shapes], shapes, strides, {}, names)
         for launch in filter(None, map(call.launch, module.programs)):
             for slot, i in launch.slots:
                 slot.value = copies.addresses[call.names[i]]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ..compiler.evaluate import Number
-from ..compiler.target import CudaTarget
 from ..compiler.tensor_ir import Graph
 from ..compiler.tile_ir import TileModule
 from ..dsl.records import dataclass
@@ -151,9 +150,9 @@ class DeviceKernel(Parameters):
     instead. Raises `TypeError` and `ValueError` before anything is launched, `RuntimeError` with the driver's words.
     """
 
-    def __init__(self, graph: Graph, module: TileModule, source: str, target: CudaTarget) -> None:
+    def __init__(self, graph: Graph, module: TileModule, source: Source) -> None:
         super().__init__(graph, module)
-        self.source = Source(source, target)
+        self.source = source
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         outs = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)

@@ -47,10 +47,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated source for a target."""
+    """Generated source for a target. `spills` is told of a kernel whose threads keep values in memory, and whether it is the
+    preferred one of its program; it may refuse."""
 
     text: str = field(repr=False)
     target: CudaTarget
+    spills: Callable[[Assembled, bool], None] | None = field(default=None, repr=False)
 
     @cached_property
     def variants(self) -> Mapping[str, Sequence[Variant]]:
@@ -58,7 +60,10 @@ class Source:
         return variants(self.text)
 
     def machine_code(self, variant: Variant) -> Assembled:
-        return machine_code.machine_code(self.text, variant.name, self.target)
+        made = machine_code.machine_code(self.text, variant.name, self.target)
+        if made.spill_bytes and self.spills is not None:
+            self.spills(made, any(variant is several[0] for several in self.variants.values()))
+        return made
 
 
 HELD: dict[DType, Callable[[Any], Any]] = {

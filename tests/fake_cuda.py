@@ -313,7 +313,11 @@ def install(
         (device_kernel, "device_of", fake.device_of),
         (device_kernel, "stream_of", lambda like, device: fake.stream_on(device)),
         (native_call, "_exchange", lambda torch: exchange),
-        (machine_code, "machine_code", lambda source, name, target: SimpleNamespace(cubin=source.encode())),
+        (
+            machine_code,
+            "machine_code",
+            lambda source, name, target: SimpleNamespace(spill_bytes=0, cubin=source.encode()),
+        ),
         (driver, "native_driver", native_driver),
     ]:
         patch.setattr(module, name, value)

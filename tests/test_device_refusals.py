@@ -103,6 +103,28 @@ def test_elements_lie_at_multiples_of_their_size(fake: FakeCuda, facts: dict[str
     assert fake.launches == []
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"typestr": "<q9"},
+        {"strides": (4, 4)},
+        {"typestr": None},
+        {"shape": None},
+        {"data": None},
+        {"data": 4096},
+    ],
+    ids=["type", "strides", "no type", "no shape", "no data", "data"],
+)
+def test_an_interface_that_cannot_be_read(fake: FakeCuda, facts: dict[str, Any]) -> None:
+    x = Plain(4096)
+    x.__cuda_array_interface__ = {
+        k: v for k, v in {**x.__cuda_array_interface__, **facts}.items() if v is not None
+    }
+    with pytest.raises(TypeError, match="add: `x` has a __cuda_array_interface__ that cannot be read: "):
+        kernel(ADD)(x, Plain(8192))
+    assert fake.launches == []
+
+
 def test_steps_that_are_never_taken_may_be_anything(fake: FakeCuda) -> None:
     kernel(ADD)(Plain(4096, (1,), strides=(6,)), Plain(8192, (1,)), out=Plain(9216, (1,)))
     assert len(fake.launches) == 1

@@ -111,7 +111,9 @@ def test_arrays_in_the_hosts_memory_are_copied_to_the_device_and_back(
 ) -> None:
     fake = install_driver(monkeypatch, SM_80)
     monkeypatch.setattr(
-        machine_code, "machine_code", lambda source, name, target: SimpleNamespace(cubin=source.encode())
+        machine_code,
+        "machine_code",
+        lambda source, name, target: SimpleNamespace(spill_bytes=0, cubin=source.encode()),
     )
     ran: list[str] = []
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import tileloom as tl
+from tileloom.__main__ import main
 from tileloom.compiler.codegen.resources import fullest
 from tileloom.compiler.codegen.resources import live_arrays as arrays
 from tileloom.compiler.cost import Cost, predict, rates
@@ -126,6 +129,46 @@ def test_a_schedule_whose_tiles_spill_is_refused_and_names_them() -> None:
     smaller = text.replace("m by 256", "m by 128")
     fits = tl.compile(tl.parse(smaller)["gated"], schedule=tl.parse(smaller).schedules["wide"])
     assert all(r.spilled == 0 for r in fits.explain(**SIZES).facts.fusion.room)
+
+
+WIDE = """
+kernel attention(q: bf16[H, M, D], k: bf16[H, N, D], v: bf16[H, N, D], scale: f32) -> o: bf16[H, M, D] {
+    example H = 3, M = 500, N = 501, D = 72, scale = 0.125
+    s[h, m, n] = scale * sum[d](q[h, m, d] * k[h, n, d])
+    p[h, m, n] = softmax[n | n <= m](s[h, m, n])
+    o[h, m, d] = sum[n](p[h, m, n] * v[h, n, d])
+}
+schedule wide for attention on cuda:sm_80 { tier mma tile m by 192, n by 32 }
+"""
+
+
+def test_tiles_of_a_schedule_whose_machine_code_spills_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The estimate, 238 registers of 255, lets them pass; the first call finds out, before anything is launched."""
+    pytest.importorskip("numba_cuda")
+    program, file = tl.parse(WIDE), tmp_path / "wide.tile"
+    sizes = {"H": 3, "M": 500, "N": 501, "D": 72}
+    stated = tl.compile(program["attention"], schedule=program.schedules["wide"])
+    variant = stated._variants.find({}, sizes)
+    source = variant._device_kernel.source
+    preferred, *others = next(iter(source.variants.values()))
+    with pytest.raises(tl.TileError, match="bytes written and read, with the tiles of `wide`") as refused:
+        source.machine_code(preferred)
+    (found,) = refused.value.diagnostics
+    assert found.code == "E0912"
+    assert found.span is not None
+    assert found.span.line == WIDE[: WIDE.index("tile m by")].count("\n") + 1
+    assert found.help == "choose a smaller tile: tile m by 96"
+    with pytest.warns(UserWarning, match="keeps values of a thread in memory"):
+        source.machine_code(others[0])
+    file.write_text(WIDE, encoding="utf-8")
+    assert (
+        main(["show", str(file), "--schedule", "wide", "--target", "cuda:sm_80", "--emit", "resources"]) == 1
+    )
+    shown = capsys.readouterr()
+    assert "spilled bytes" in shown.out
+    assert "error[E0912]: `attention" in shown.err
 
 
 def test_a_row_that_one_tile_holds_is_counted_once() -> None:

@@ -18,8 +18,8 @@ Key = tuple[object, ...]
 
 
 def told_apart(program: TileProgram) -> Key:
-    """All that a program says, flat: expressions nest as deep as a text has terms, and the `repr` and the `hash` of what is
-    nested recur. Constants count with their type (`True`, `1` and `1.0` are equal to Python) and sign (so are 0.0 and -0.0)."""
+    """All that a program says, flat: expressions nest as deep as a text has terms, and `repr` and `hash` of what is nested
+    recur. Constants count with their type and sign: to Python `True`, `1` and `1.0` are equal, and so are 0.0 and -0.0."""
     said: list[object] = []
     waiting: list[object] = [program]
     while waiting:

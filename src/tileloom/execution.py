@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .compiler.pipeline import Compilation
     from .compiler.tile_ir import TileModule
     from .runtime.launch import Kernel
+    from .runtime.machine_code import Assembled
 
 
 Run = Callable[[Mapping[str, Array], Mapping[str, Scalar]], dict[str, Array]]
@@ -49,12 +50,16 @@ def on_cpu(compilation: Compilation, source: str | None = None, path: str | Path
         raise ValueError(f"{path or 'the source'} defines no function {missing}") from None
 
 
-def on_gpu(module: TileModule, source: str, target: Target) -> Run:
-    """Code for a CUDA target on the first device that is there, on copies of NumPy arrays. Raises `CannotRun`."""
+def on_gpu(
+    module: TileModule, source: str, target: Target, spills: Callable[[Assembled, bool], None] | None = None
+) -> Run:
+    """Code for a CUDA target on the first device that is there, on copies of NumPy arrays; `spills` is told of code that
+    keeps values in memory. Raises `CannotRun`."""
     able = runnable(target)
     from .runtime.device_copies import run_module
+    from .runtime.launches import Source
 
-    return partial(run_module, module, source, able)
+    return partial(run_module, module, Source(source, able, spills))
 
 
 def runnable(target: Target, number: int = 0) -> CudaTarget:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import platform
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .compiler.tile_ir import TileModule
     from .runtime.device_kernel import DeviceKernel
     from .runtime.launch import Kernel
+    from .runtime.machine_code import Assembled
 
 SIZE_CLASSES = (0, 1, 8, 64, 512, 2048, 4096, 8192)
 """The largest size of each class; one more holds what is beyond."""
@@ -78,6 +80,7 @@ class Variant:
     machine: Target
     record: Record
     compile: Callable[[Mapping[str, int]], Compilation] = field(repr=False)
+    schedule: Schedule | None = None
 
     @cached_property
     def compilation(self) -> Compilation:
@@ -89,7 +92,12 @@ class Variant:
 
     @cached_property
     def on_gpu(self) -> Run:
-        return on_gpu(self.module, self.record.source, self.machine)
+        return on_gpu(self.module, self.record.source, self.machine, self._spills)
+
+    def _spills(self, made: Assembled, preferred: bool) -> None:
+        """Refused where a schedule's tiles come to that in the preferred code, and told of else."""
+        told = refuse_spilled(made, self.schedule if preferred else None)
+        warnings.warn(f"{told}; smaller tiles in a schedule may be faster", stacklevel=2)
 
     def on_device(self, number: int) -> DeviceKernel:
         """For arrays that lie on the device of this number. Raises `CannotRun`."""
@@ -99,9 +107,10 @@ class Variant:
     @cached_property
     def _device_kernel(self) -> DeviceKernel:
         from .runtime.device_kernel import DeviceKernel
+        from .runtime.launches import Source
 
         assert isinstance(self.machine, CudaTarget)
-        return DeviceKernel(self.graph, self.module, self.record.source, self.machine)
+        return DeviceKernel(self.graph, self.module, Source(self.record.source, self.machine, self._spills))
 
     @cached_property
     def on_cpu(self) -> Kernel:
@@ -109,6 +118,16 @@ class Variant:
         from .runtime.launch import Kernel
 
         return Kernel(self.graph, self.module, build(self.record.source))
+
+
+def refuse_spilled(made: Assembled, schedule: Schedule | None) -> str:
+    """What machine code keeps in memory, in words. Raises `TileError` where a schedule states its tiles."""
+    from .compiler.schedule_check import refuse_tiles
+
+    told = f"`{made.name}` keeps values of a thread in memory: {made.spill_bytes} bytes written and read"
+    if schedule is not None and schedule.tiles:
+        raise refuse_tiles(schedule, f"{told}, with the tiles of `{schedule.name}`")
+    return told
 
 
 @dataclass
@@ -172,7 +191,9 @@ class Variants:
         with folder.making(group):
             record = read(folder, group, extents, self.machine)
             if record is not None:
-                return Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
+                return Variant(
+                    graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes), self.schedule
+                )
             made = self._made_variant(graph, dtypes, extents)
             write(folder, group, made.record, self.machine)
         return made
@@ -184,7 +205,9 @@ class Variants:
         products = tuple(p.product for p in made.plans if p.product is not None)
         module = parse_module(made.snapshots["tile"])
         record = Record(made.sizes, made.statics, module, made.source, products)
-        variant = Variant(graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes))
+        variant = Variant(
+            graph, self.machine, record, lambda sizes: self.compile(dtypes, sizes), self.schedule
+        )
         variant.compilation = made
         return variant
 

@@ -13,6 +13,7 @@ from ..compiler.tensor_text import print_graph
 from ..programs import graph_of
 from ..render import resource_table, say
 from ..tree import syntax_tree
+from ..variants import refuse_spilled
 from .failures import CommandError, refusals, usage
 from .kernels import read_kernel
 from .problems import Problem, add_compilation, add_kernel, compiled, problem
@@ -102,11 +103,16 @@ def _machine(emit: str, kernel: CompiledKernel, found: Problem) -> None:
     made = cuda.assemble(source, target)
     if emit == "resources":
         say(resource_table(made.values()))
-        programs = list(variants(source))
+        launched = variants(source)
+        programs = list(launched)
         if len(programs) > 1:
             say(f"a call launches {', then '.join(programs)}")
         for sentence in told(source):
             say(sentence)
+        with refusals():
+            for code in (made[several[0].name] for several in launched.values()):
+                if code.spill_bytes:
+                    refuse_spilled(code, kernel.stated_schedule)
         return
     for assembled in made.values():
         sys.stdout.write(assembled.sass)
