@@ -226,7 +226,7 @@ def emulate(patch: pytest.MonkeyPatch, found: CudaTarget | None) -> None:
     patch.setattr("tileloom.runtime.driver.present", lambda number=0: found)
     patch.setattr(
         "tileloom.runtime.device_copies.run_module",
-        lambda module, source, target, tensors, scalars: run_module(module, source, tensors, scalars),
+        lambda module, source, tensors, scalars: run_module(module, source.text, tensors, scalars),
     )
 
 

@@ -88,9 +88,10 @@ def test_a_state_that_all_rows_share_is_not_divided(target: CudaTarget | None) -
     assert tl.compile(tl.parse(text)["g"], target="cpu")(np.array([777], np.int32), x, y) == 777
 
 
-def test_what_is_required_of_a_scalar_is_asked_of_the_number_a_kernel_gets() -> None:
+@pytest.mark.parametrize("target", ["cpu", "interp"])
+def test_what_is_required_of_a_scalar_is_asked_of_the_number_a_kernel_gets(target: str) -> None:
     text = "kernel f(x: f32[N], c: f32) -> y: f32[N] {\n require c > 0\n y[n] = x[n] / c\n}"
-    f, x = tl.compile(tl.parse(text)["f"], target="cpu"), np.ones(3, np.float32)
+    f, x = tl.compile(tl.parse(text)["f"], target=target), np.ones(3, np.float32)
     with pytest.raises(ValueError, match="c > 0"):
         f(x, 1e-60)
     with pytest.raises(ValueError, match="beyond what f32 holds"):

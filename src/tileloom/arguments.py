@@ -57,7 +57,7 @@ def bind(
     dtypes = deduced(kernel, {name: e for name, x in tensors.items() if (e := element_of(x.dtype))})
     for p in kernel.params:
         if not p.shape:
-            _fits(kernel, p, scalars[p.name.name], dtypes)
+            scalars[p.name.name] = _held(kernel, p, scalars[p.name.name], dtypes)
     return Arguments(tensors, scalars, dtypes, next((given[name] for name in tensors), None))
 
 
@@ -110,14 +110,14 @@ def _scalar(kernel: Kernel, name: str, value: object) -> Scalar:
     return value
 
 
-def _fits(kernel: Kernel, p: Param, value: Scalar, dtypes: Mapping[str, DType]) -> None:
+def _held(kernel: Kernel, p: Param, value: Scalar, dtypes: Mapping[str, DType]) -> Scalar:
+    """The number as its type holds it, which is what a kernel gets and what it may require something of."""
     name, dtype = p.name.name, dtypes.get(p.dtype.name) or NAMES[p.dtype.name]
     if dtype is DType.BOOL and not isinstance(value, bool):
         raise TypeError(f"{kernel.name.name}: `{name}` is {value!r}; it is bool, so True or False is needed")
     if dtype.is_integer and isinstance(value, float):
         raise TypeError(f"{kernel.name.name}: `{name}` is {value!r}; it is {dtype}, so an integer is needed")
-    if dtype is not DType.BOOL:
-        scalar(value, f"{kernel.name.name}: `{name}`", dtype)
+    return value if dtype is DType.BOOL else scalar(value, f"{kernel.name.name}: `{name}`", dtype)
 
 
 # ---------------------------------------------------------------- dtype parameters
