@@ -163,8 +163,8 @@ def test_an_extent_that_only_an_unused_parameter_has(
         monkeypatch.setattr("tileloom.runtime.driver.present", lambda number=0: SM_80)
         monkeypatch.setattr(
             "tileloom.runtime.device_copies.run_module",
-            lambda module, source, target, tensors, scalars: emulate.run_module(
-                module, source, tensors, scalars
+            lambda module, source, tensors, scalars: emulate.run_module(
+                module, source.text, tensors, scalars
             ),
         )
     got = tl.compile(tl.parse(text)["k"], target=target)(**given)

@@ -40,9 +40,10 @@ def on_device(
     text: str, inputs: dict[str, Array], scalars: dict[str, float], target: CudaTarget
 ) -> dict[str, Array]:
     from tileloom.runtime.device_copies import run_module
+    from tileloom.runtime.launches import Source
 
     module = parse_module(text)
-    return run_module(module, generate(module, target), target, inputs, scalars)
+    return run_module(module, Source(generate(module, target), target), inputs, scalars)
 
 
 def mismatch(got: Array, want: Array, tolerance: float) -> str:
