@@ -1,12 +1,12 @@
 """Tier `wgmma` on an sm_90a device against cuBLAS, cuDNN, torch, Triton: `python benchmarks/hopper.py SUITE [--json FILE]`.
 
-Kernels come from text with the default schedule. `depths` has heads of 32 to 248 columns, `scores` score functions and
-domains beside plain attention, `shapes` are products of real transformers, `naive` sets the same text with `fuse none`
-beside, with the memory that a call takes, `variants` sets schedules beside each other, `repeats` runs a kernel 100
-times and compares bits, `small` times a short call on the host and in a graph of calls, `all` is everything. `gpu.py`
-says how a case is checked, timed and recorded; `--only` works here too. Machine code is made first, in several
-processes, so that a run's device time goes to measuring. `--list` needs torch but no device: it shows every case with
-its tier and what its schedule comes to.
+Kernels come from text with the default schedule. `depths` has heads of 32 to 248 columns, `decode` few queries against
+many keys, `scores` score functions and domains beside plain attention, `shapes` are products of real transformers,
+`naive` sets the same text with `fuse none` beside, with the memory that a call takes, `variants` sets schedules beside
+each other, `repeats` runs a kernel 100 times and compares bits, `small` times a short call on the host and in a graph
+of calls, `all` is everything. `gpu.py` says how a case is checked, timed and recorded; `--only` works here too. Machine
+code is made first, in several processes, so that a run's device time goes to measuring. `--list` needs torch but no
+device: it shows every case with its tier and what its schedule comes to.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from hopper_cases import (
     Kernel,
     attention_case,
     attentions,
+    decode,
+    decode_case,
     depths,
     epilogue_cases,
     naive,
@@ -127,7 +129,18 @@ def graph_us(call: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
-SUITES = ("gemm", "attention", "depths", "scores", "shapes", "naive", "variants", "repeats", "small")
+SUITES = (
+    "gemm",
+    "attention",
+    "depths",
+    "decode",
+    "scores",
+    "shapes",
+    "naive",
+    "variants",
+    "repeats",
+    "small",
+)
 
 
 ATTENDED = {"attention": attentions, "scores": scores, "depths": depths}
@@ -135,8 +148,8 @@ ATTENDED = {"attention": attentions, "scores": scores, "depths": depths}
 
 def kernels_of(suite: str) -> dict[str, Kernel]:
     """Every kernel of a suite, by case and variant."""
-    if suite in ATTENDED or suite in ("gemm", "shapes"):
-        made: Any = {**ATTENDED, "gemm": products, "shapes": shapes}[suite]()
+    if suite in ATTENDED or suite in ("gemm", "shapes", "decode"):
+        made: Any = {**ATTENDED, "gemm": products, "shapes": shapes, "decode": decode}[suite]()
         found = {n: k for n, k, _ in made}
         if suite == "gemm":
             found |= {
@@ -158,6 +171,8 @@ def rows_of(suite: str) -> Mapping[str, Callable[[], list[dict[str, Any]]]]:
 
     if suite in ATTENDED:
         return {n: through(lambda n=n, k=k, f=f: [attention_case(n, k, f)]) for n, k, f in ATTENDED[suite]()}
+    if suite == "decode":
+        return {n: through(lambda n=n, k=k, f=f: [decode_case(n, k, f)]) for n, k, f in decode()}
     if suite == "variants":
         return {n: through(lambda n=n: [variant_case(n)]) for n in variants()}
     if suite == "naive":

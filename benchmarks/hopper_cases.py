@@ -456,6 +456,71 @@ def small() -> dict[str, tuple[Kernel, Any]]:
     }
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """Few queries against many keys: sequences, heads of queries and of keys, queries a head, keys; 128 columns."""
+
+    b: int
+    h: int
+    g: int
+    m: int
+    n: int
+
+    @property
+    def name(self) -> str:
+        return f"decode B{self.b} H{self.h} G{self.g} M{self.m} N{self.n}"
+
+    @property
+    def kernel(self) -> Kernel:
+        sizes = {"B": self.b, "H": self.h, "G": self.g, "M": self.m, "N": self.n, "D": 128, "E": 128}
+        return Kernel(attention_text(), "bf16", tuple(sizes.items()))
+
+
+DECODED = (
+    *((1, 8, 8, m, 65536) for m in (1, 16, 64)), (1, 32, 8, 1, 65536), (8, 32, 8, 1, 8192), (8, 8, 8, 1, 4096),
+    (64, 32, 8, 1, 4096), (1, 20, 20, 1024, 1024),
+)  # fmt: skip
+"""The last has as many queries as keys, and fewer tasks than the device multiprocessors."""
+
+
+def decode() -> list[tuple[str, Kernel, Decoded]]:
+    return [(x.name, x.kernel, x) for x in (Decoded(*sizes) for sizes in DECODED)]
+
+
+def decode_case(name: str, kernel: Kernel, what: Decoded) -> Case:
+    torch.manual_seed(0)
+    q = drawn(what.b, what.h, what.m, 128, dtype=torch.bfloat16)
+    k, v = (drawn(what.b, what.g, what.n, 128, dtype=torch.bfloat16) for _ in range(2))
+    w, out, scale = torch.rand(what.h, device="cuda"), torch.empty_like(q), 128**-0.5
+    ours = kernel.make()
+    apart = ours.naive
+
+    def through(*backends: Any) -> Callable[[], Any]:
+        def call() -> Any:
+            with sdpa_kernel(list(backends)):
+                return scaled_dot_product_attention(q, k, v, enable_gqa=what.g != what.h)
+
+        return call
+
+    def reference() -> torch.Tensor:
+        several = what.h // what.g
+        return gpu.exact_attention(q, *(x.repeat_interleave(several, 1) for x in (k, v)), False)
+
+    return Case(
+        name,
+        {
+            "tileloom": lambda: ours(q, k, v, w, scale, out=out),
+            "fuse none": lambda: apart(q, k, v, w, scale),
+            "cudnn": through(SDPBackend.CUDNN_ATTENTION),
+            "torch flash": through(SDPBackend.FLASH_ATTENTION),
+        },
+        reference,
+        1e-2,
+        2.0 * (2 * q.numel() + k.numel() + v.numel()),
+        4.0 * what.b * what.h * what.m * what.n * 128,
+    )
+
+
 def naive() -> dict[str, tuple[Kernel, Callable[[], Case]]]:
     """Kernels beside the same text with `fuse none`."""
     found: dict[str, tuple[Kernel, Callable[[], Case]]] = {}
