@@ -796,7 +796,6 @@ FUNCTIONS: dict[str, Any] = {
     "max_i32": max, "clamp_i32": lambda x, low, high: min(max(x, low), high),
     "first_bits_i32": lambda n: wrap(32)((1 << min(n, 32)) - 1),
     "where_bit_f32": lambda word, bit, a, b: a if word & bit else b,
-    "both_signs_f32": lambda word, a, b: word if np.signbit(a) and np.signbit(b) else word & 0x7FFFFFFF,
     "has_bit_i32": lambda word, bit: word & bit != 0,
     "small_floordiv_i64": lambda a, b: a // b if b else 0,
     "floordiv_i64": lambda a, b: a // b if b else 0,

@@ -47,13 +47,14 @@ def roles(made: Compilation) -> str:
 
 
 def drawn() -> dict[str, Array]:
-    """Scores below both bounds of a cap of 6 or more, below the second, and above; rows of one sign."""
+    """Scores below all bounds of a cap of 6 or more, below the second, the third, and above; rows of one sign."""
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 1, SIZES[x], 16)) for x in "MNN")
     k[..., 0] = 1 + np.abs(k[..., 0])
     q[..., :9, 0], q[..., 9:16, 0] = -300, 300
     q[..., 16:32, :] *= 0.4
     q[..., 32:48, :] *= 0.85
+    q[..., 48:64, :] *= 1.15
     made = {n: np.float32(x).astype("bfloat16") for n, x in (("q", q), ("k", k), ("v", v))}
     return {**made, "a": np.zeros(1, np.float32)}
 
@@ -76,12 +77,19 @@ def test_weights_need_no_maximum(subset: str, cap: float) -> None:
     """They differ by up to 2^158."""
     made = attention(subset, cap)
     assert "exp_tanh_f32(" in roles(made)
-    assert "both_signs_f32(" in roles(made)
-    assert "max_f32(" not in roles(made).replace("= max_f32(scale", "")
+    asks = "any_lane(i32(largest"
+    assert roles(made).count(asks) > 0
+    assert roles(made).count(asks) % len(SERIES) == 0
+    others = (
+        x
+        for x in roles(made).splitlines()
+        if "max_f32(" in x and "largest" not in x and "= max_f32(scale" not in x
+    )
+    assert not list(others)
     assert errors(made, drawn(), cap, subset).max() < 0.01
     told = next(r.message for r in made.remarks if r.name == "roles")
     assert "no maximum, because tanh bounds scores" in told
-    assert "below 0.5625 or 1 of the cap" in told
+    assert "below 0.5625, 1 or 1.5 of the cap" in told
     assert "exceeded" not in told
 
 
@@ -99,23 +107,26 @@ def test_numbers_that_are_not_finite_take_the_whole_function() -> None:
     assert np.delete(off, 41).max() < 0.01
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_which_rows_take_which_series(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
     """One series without coefficients gives weights of 1, in the rows that it serves."""
     spoiled = tuple(
         replace(s, terms=(0.0,) * len(s.terms)) if i == wrong else s for i, s in enumerate(SERIES)
     )
     monkeypatch.setattr(warpgroup_softcaps, "SERIES", spoiled)
-    cap, given = 7.0 + wrong, drawn()  # a program of its own: generated kernels are remembered
+    cap, given = 7.0 + wrong / 64, drawn()  # a program of its own: generated kernels are remembered
     x = 0.5 / cap * given["q"][0, 0].astype(float) @ given["k"][0, 0].astype(float).T
     tiles = (
         np.abs(np.pad(x, ((0, 0), (0, 27)))).reshape(9, 8, 3, 32).max((1, 3))
     )  # what a warp has of a row, twice
     assert tiles[2:4].max() < SERIES[0].bound < tiles[4:6].min()
-    assert tiles[4:6].max() < SERIES[1].bound < tiles[:2].min()
+    assert tiles[4:6].max() < SERIES[1].bound < tiles[6:8].max(1).min()
+    assert tiles[6:8].max() < SERIES[2].bound < tiles[:2].min()
     off = errors(attention(cap=cap), given, cap)
     assert (off[16:32].max() > 0.05) == (wrong == 0)
     assert (off[32:48].max() > 0.05) == (wrong == 1)
+    if wrong != 1:  # which serves some tiles of these rows
+        assert (off[48:64].max() > 0.05) == (wrong == 2)
     assert off[:16].max() < 0.01
 
 
@@ -141,7 +152,7 @@ def test_numbers_that_all_elements_share_join_the_cap(score: str) -> None:
     text = TEXT.replace(f"softcap(scale * {total}, CAP)", score.replace("SUM", total))
     made, given = attention(text=text), drawn()
     given["a"][:] = 1.0
-    assert "both_signs_f32(" in roles(made)
+    assert "any_lane(i32(largest" in roles(made)
     got = emulate.run_module(made.module, made.source, given, {"scale": 0.5}, blocks=2)["o"]
     want, _ = attention64(*(given[x] for x in "qkv"), scale=1.0, sees=True, softcap=6.0)
     assert np.abs(got.astype(float) - want).max() < 0.01
@@ -160,18 +171,15 @@ def test_errors_of_series(series: Series) -> None:
     """What `flat_tanh` promises, beside 1: at a million points, with coefficients for a factor and a scale."""
     scale, factor = np.float32(43.28085), np.float32(0.0029462783)
     x = np.float32(np.linspace(-series.bound, series.bound, 1_000_001) / np.float64(factor))
-    limit = np.float32(series.bound) / factor
-    u = np.float32(np.float64(x) * np.float64(x) - np.float64(limit * limit))
+    u = np.float32(np.float64(x) * np.float64(x))
     terms, power = [], scale * factor
     for q in series.terms:
         terms.append(float(power * np.float32(q)))
         power = power * (factor * factor)
     y = x * polynomial(terms, u)
     exact = np.float64(scale) * np.tanh(np.float64(x) * np.float64(factor))
-    inside = u < 0
-    assert inside.mean() > 0.999
-    assert np.abs(y - exact)[inside].max() < scale * 2**-20.8
-    assert np.abs(y - exact)[inside].max() > scale * 2**-25  # f32 is no better, so this has been measured
+    assert np.abs(y - exact).max() < scale * 2**-20.8
+    assert np.abs(y - exact).max() > scale * 2**-25  # f32 is no better, so this has been measured
 
 
 STORED = TEXT.replace("MORE", ", lse: f32[B, H, M]").replace(

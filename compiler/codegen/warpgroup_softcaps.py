@@ -1,11 +1,10 @@
 """exp(c · tanh(x)) for the many x of a row, in fewer instructions where all of them are small.
 
-For |x| < a, tanh(x) is x · q(x² - a²) with a polynomial q of few terms and an error that `near_functions.py` allows: no
-special function but the exponential's. Factors of x and c go into its coefficients. It takes t = x² - a² because the sign
-of t says whether it may be used: a row's elements take this way where t is negative for all that a warp holds of it. NaN
-and infinities are not.
+For |x| < a, tanh(x) is x · q(x²) with a polynomial q of few terms and an error that `near_functions.py` allows: no special
+function but the exponential's. Factors of x and c go into its coefficients. A row's elements take the shortest polynomial
+that is good for the largest of them that a warp holds.
 
-To ask costs much of what a polynomial saves. A warp for which there was none does not ask in its next steps.
+To ask for the largest costs some of what a polynomial saves. A warp for which there was none does not ask in its next steps.
 """
 
 from __future__ import annotations
@@ -24,20 +23,26 @@ from .warpgroup_exponentials import RowExponentials
 
 @dataclass(frozen=True)
 class Series:
-    """q for |x| < `bound`: the coefficients of 1, u, u² … of least |x · q(u) - tanh(x)|, u = x² - bound² (Remez exchange
-    over odd polynomials)."""
+    """q for |x| < `bound`: the coefficients of 1, x², x⁴ … of least |x · q(x²) - tanh(x)| (Remez exchange)."""
 
     bound: float
     terms: tuple[float, ...]
 
 
 SERIES = (
-    Series(0.5625, (0.9063637852598322, -0.26285624378024336, 0.091507488379436, -0.04104596222657123)),
+    Series(0.5625, (0.9999944114007094, -0.33309101903528676, 0.13046908519779762, -0.041045961975894815)),
     Series(
         1.0,
         (
-            0.7615939206598004, -0.17082872651880793, 0.04790709279687365,
-            -0.014910795834162903, 0.0019168518905887033, -0.002839466182384677,
+            0.9999968538854493, -0.33324003813203107, 0.132535253703308, -0.0509728657723469, 0.016114183362049703,
+            -0.0028394663863603466,
+        ),
+    ),
+    Series(
+        1.5,
+        (
+            0.9999960249519577, -0.33324061335320854, 0.13269627736807205, -0.05195877449449675, 0.018363987550386495,
+            -0.005111020269247187, 0.0009264030284958429, -7.818270830313362e-05,
         ),
     ),
 )  # fmt: skip
@@ -45,7 +50,7 @@ SERIES = (
 LEAST_FACTOR, MOST_FACTOR = 2.0**-16, 2.0**16
 """Of x, for which powers in coefficients and bounds lie well inside f32."""
 CHAINS = 4
-"""Of signs, that need not wait for each other."""
+"""Of maxima, that need not wait for each other."""
 STEPS_WITHOUT_ASKING = 15
 """Of a warp, after one in which some element was too large for all of `SERIES`."""
 
@@ -94,12 +99,13 @@ class RowSoftcaps(RowExponentials):
                     self.text.line(f"{self.steps_left[c.key]} = i32(0)")
 
     def _terms(self, s: Series, factor: Name, scale: Const) -> list[Name]:
-        """-a² in terms of what stands in registers, and the coefficients, the first first."""
+        """The bound in terms of what stands in registers, and the coefficients, the first first."""
         size = Apply("abs", (factor,))
         fits = Apply("and", (Apply("le", (_f32(LEAST_FACTOR), size)), Apply("le", (size, _f32(MOST_FACTOR)))))
-        limit = Apply("div", (_f32(s.bound), factor))
-        minus = Apply("where", (fits, Apply("neg", (_product(limit, limit),)), _f32(1.0)))
-        found, power = [self._number("minus_square", minus)], _product(scale, factor)
+        bound = Apply(
+            "where", (fits, Apply("div", (_f32(s.bound), size)), _f32(0.0))
+        )  # below which nothing is
+        found, power = [self._number("bound", bound)], _product(scale, factor)
         for q in s.terms:
             found.append(self._number("term", _product(power, _f32(q))))
             power = _product(power, _product(factor, factor))
@@ -116,7 +122,6 @@ class RowSoftcaps(RowExponentials):
             super().compute(target, dtype, rewrite(e, lambda x: weights if x == capped.e else x))
 
     def _compute_rows(self, target: Registers, c: Capped) -> None:
-        """Each row by itself, so that its t have registers."""
         whole, left = self.materialise(c.e), self.steps_left[c.key]
         self.prepare(whole, target.layout)
         row, column = target.layout.axes
@@ -128,50 +133,55 @@ class RowSoftcaps(RowExponentials):
         with self.text.indented():
             self.text.line(f"{left} = i32({left} - 1)")
             for at in rows:
-                self._compute_row(target, c, whole, at, column, [])
+                self._as_a_whole(target, whole, at, column)
         self.text.line("else:")
         with self.text.indented():
             for at in rows:
-                self._compute_row(target, c, whole, at, column, self.series[c.key])
+                self._compute_row(target, c, whole, at, column)
 
-    def _compute_row(
-        self, target: Registers, c: Capped, whole: Expr, at: Point, column: str, series: list[list[Name]]
-    ) -> None:
+    def _compute_row(self, target: Registers, c: Capped, whole: Expr, at: Point, column: str) -> None:
         """By the first of the series that serves all of a row's elements, or as a whole."""
-        element = f"{target.array}[{at.element(target.layout)}]"
-        if not series:
-            with self._each(at, column):
-                self.text.line(f"{element} = {self.emit(whole, at).text}")
-            return
-        minus, *terms = (self.emit(n, at).text for n in series[0])
-        x = self.emit(c.x, at).text
-        square, signs = self._squares(x, minus, at, column)
+        largest = self._largest(self.emit(c.x, at).text, at, column)
+        choice = "if"
+        for numbers in self.series[c.key]:
+            bound, *terms = (self.emit(n, at).text for n in numbers)
+            self.text.line(f"{choice} any_lane(i32({largest} >= {bound})) == 0:")
+            with self.text.indented():
+                self._by_series(target, c, terms, at, column)
+            choice = "elif"
+        self.text.line("else:")
+        with self.text.indented():
+            self.text.line(f"{self.steps_left[c.key]} = i32({STEPS_WITHOUT_ASKING})")
+            self._as_a_whole(target, whole, at, column)
+
+    def _as_a_whole(self, target: Registers, whole: Expr, at: Point, column: str) -> None:
+        with self._each(at, column):
+            self.text.line(f"{target.array}[{at.element(target.layout)}] = {self.emit(whole, at).text}")
+
+    def _by_series(self, target: Registers, c: Capped, terms: list[str], at: Point, column: str) -> None:
+        x, square = self.emit(c.x, at).text, self.names.fresh("square")
         polynomial = terms.pop()
         for q in reversed(terms):
             polynomial = f"fma_f32({square}, {polynomial}, {q})"
-        self.text.line(f"if any_lane(i32({signs} >= 0)) == 0:")
-        with self.text.indented(), self._each(at, column):
-            self.text.line(f"{element} = near_exp2_f32({x} * {polynomial})")
-        self.text.line("else:")
-        with self.text.indented():
-            if not series[1:]:
-                self.text.line(f"{self.steps_left[c.key]} = i32({STEPS_WITHOUT_ASKING})")
-            self._compute_row(target, c, whole, at, column, series[1:])
-
-    def _squares(self, x: str, minus: str, at: Point, column: str) -> tuple[str, str]:
-        """t of a row's elements, and a number that is negative where all of them are."""
-        count, counter = at.layout.spread(column).count, at.counters[column]
-        squares, signs = self.names.fresh("squares"), self.names.fresh("signs")
-        self.text.line(f"{squares} = registers_f32({count})")
         with self._each(at, column):
-            self.text.line(f"{squares}[{counter}] = fma_f32({x}, {x}, {minus})")
-        chains = min(CHAINS, count // 2)
-        self.text.line(f"{signs} = registers_i32({chains})")
-        for i in range(0, count, 2):
-            chain = f"{signs}[{i // 2 % chains}]"
-            before = chain if i >= 2 * chains else "i32(-1)"
-            self.text.line(f"{chain} = both_signs_f32({before}, {squares}[{i}], {squares}[{i + 1}])")
-        return f"{squares}[{counter}]", f"({' & '.join(f'{signs}[{i}]' for i in range(chains))})"
+            self.text.line(f"{square} = {x} * {x}")
+            self.text.line(f"{target.array}[{at.element(target.layout)}] = near_exp2_f32({x} * {polynomial})")
+
+    def _largest(self, x: str, at: Point, column: str) -> str:
+        """The largest |x| of a row's elements; NaN where one is NaN, which any polynomial leaves NaN."""
+        count, counter = at.layout.spread(column).count, at.counters[column]
+        largest = [self.names.fresh("largest") for _ in range(min(CHAINS, count))]
+        element = f"abs_f32({x})"
+        for i, name in enumerate(largest):
+            self.text.line(f"{name} = f32(0.0)")
+            self.text.line(f"for {counter} in range({i}, {count}, {len(largest)}):")
+            with self.text.indented():
+                self.text.line(f"{name} = max_f32({name}, {element})")
+        found = largest[0]
+        for name in largest[1:]:
+            found = f"max_f32({found}, {name})"
+        self.text.line(f"{largest[0]} = {found}")
+        return largest[0]
 
     @contextmanager
     def _each(self, at: Point, column: str) -> Iterator[None]:

@@ -191,7 +191,8 @@ def _bounded(program: TileProgram, warpgroups: int) -> TileProgram:
 
 
 def _told_of_softcaps() -> str:
-    bounds = " or ".join(f"{s.bound:g}" for s in SERIES)
+    *shorter, longest = (f"{s.bound:g}" for s in SERIES)
+    bounds = f"{', '.join(shorter)} or {longest}"
     return (
         f"no maximum, because tanh bounds scores, and a polynomial where all that a warp has of a row lies below {bounds} "
         f"of the cap before it (where some of it does not, the warp asks again after {STEPS_WITHOUT_ASKING} steps); "

@@ -507,8 +507,6 @@ where_bit_f32 = _instruction(
     (i32, i32, f32, f32),
     "{.reg .pred p; .reg .b32 t; and.b32 t, $1, $2; setp.ne.b32 p, t, 0; selp.f32 $0, $3, $4, p;}",
 )
-# [9.7.8.6 lop3]: a word whose sign is set where those of a word and two numbers are
-both_signs_f32 = _instruction(i32, (i32, f32, f32), "lop3.b32 $0, $1, $2, $3, 0x80;")
 # a word's lower and upper half as f32
 lower_bf16 = _instruction(f32, (i32,), "{.reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t;}")
 upper_bf16 = _instruction(f32, (i32,), "{.reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t;}")
