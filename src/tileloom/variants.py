@@ -97,7 +97,12 @@ class Variant:
     def _spills(self, made: Assembled, preferred: bool) -> None:
         """Refused where a schedule's tiles come to that in the preferred code, and told of else."""
         told = refuse_spilled(made, self.schedule if preferred else None)
-        warnings.warn(f"{told}; smaller tiles in a schedule may be faster", stacklevel=2)
+        help = (
+            "smaller tiles in a schedule may be faster"
+            if preferred
+            else "other sizes, or arrays that are packed and aligned to 16 bytes, run other code"
+        )
+        warnings.warn(f"{told}; {help}", stacklevel=2)
 
     def on_device(self, number: int) -> DeviceKernel:
         """For arrays that lie on the device of this number. Raises `CannotRun`."""
