@@ -96,4 +96,4 @@ def test_what_is_required_of_a_scalar_is_asked_of_the_number_a_kernel_gets(targe
         f(x, 1e-60)
     with pytest.raises(ValueError, match="beyond what f32 holds"):
         f(x, 1e60)
-    assert f(x, 1e-40)[0] == np.float32(1) / np.float32(1e-40)
+    assert np.isinf(f(x, 1e-40)[0])  # the largest f32 is 3.4e38
