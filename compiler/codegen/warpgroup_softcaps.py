@@ -102,9 +102,7 @@ class RowSoftcaps(RowExponentials):
         """The bound in terms of what stands in registers, and the coefficients, the first first."""
         size = Apply("abs", (factor,))
         fits = Apply("and", (Apply("le", (_f32(LEAST_FACTOR), size)), Apply("le", (size, _f32(MOST_FACTOR)))))
-        bound = Apply(
-            "where", (fits, Apply("div", (_f32(s.bound), size)), _f32(0.0))
-        )  # below which nothing is
+        bound = Apply("where", (fits, Apply("div", (_f32(s.bound), size)), _f32(0.0)))  # nothing is below 0
         found, power = [self._number("bound", bound)], _product(scale, factor)
         for q in s.terms:
             found.append(self._number("term", _product(power, _f32(q))))
@@ -122,6 +120,7 @@ class RowSoftcaps(RowExponentials):
             super().compute(target, dtype, rewrite(e, lambda x: weights if x == capped.e else x))
 
     def _compute_rows(self, target: Registers, c: Capped) -> None:
+        """Each row by itself, for its elements share a bound."""
         whole, left = self.materialise(c.e), self.steps_left[c.key]
         self.prepare(whole, target.layout)
         row, column = target.layout.axes

@@ -186,7 +186,8 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
 
 
 def _bounded(program: TileProgram, warpgroups: int) -> TileProgram:
-    """Without maxima of scores that tanh bounds. The registers of three warpgroups do not hold a row's squares as well."""
+    """Without maxima of scores that tanh bounds. Three warpgroups keep them: their registers did not hold a row's squares,
+    which polynomials once took, and none have been tried there since."""
     return with_bounded_scores(program) if warpgroups < max(REGISTERS) else program
 
 

@@ -267,9 +267,10 @@ def write(folder: Store, group: str, record: Record, machine: Target) -> None:
 
 
 def stored(record: Record) -> bytes:
+    """What the folder keeps. A module nested too deeply for `pickle` stands there as its text, which is parsed again."""
     try:
         return pickle.dumps(record)
-    except RecursionError:  # hundreds of operations in one another, which a text may have
+    except RecursionError:
         from .compiler.tile_text import print_module
 
         module = print_module(record.module)
@@ -277,6 +278,7 @@ def stored(record: Record) -> bytes:
 
 
 def restored(content: bytes) -> Record:
+    """What `stored` wrote; only this user may be able to write what is read."""
     kept: Record | tuple[Any, ...] = pickle.loads(content)
     if isinstance(kept, Record):
         return kept
