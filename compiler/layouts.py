@@ -359,6 +359,14 @@ class Unskewed(Meaning):
 
 
 @dataclass(frozen=True)
+class TasksApart(Meaning):
+    """A task's products end before the next task's start."""
+
+    name = "tasks_apart"
+    places = PROGRAM
+
+
+@dataclass(frozen=True)
 class Tasks(Meaning):
     """How blocks take tasks: `longest`, a block for each, the longest first; `turns`, one block a multiprocessor takes task
     after task; `balanced`, the same, the longest first, in rounds that run over the blocks forwards and backwards."""

@@ -43,7 +43,7 @@ from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
 from .warpgroup_products import MOST_COLUMNS, InRing
-from .warpgroup_reads import Reads
+from .warpgroup_overlap import OF_NOTHING, RESULTS, Overlap, TaskOverlap
 
 MOST_ASKED = 64  # elements that a thread has of vectors which results need, beside its sums
 TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
@@ -67,7 +67,7 @@ class Cascade:
     trails: tuple[Trail, ...]
 
 
-class Loops(Reads):
+class Loops(TaskOverlap):
     """The computing role's loops."""
 
     def _give_names(self) -> None:
@@ -95,12 +95,22 @@ class Loops(Reads):
         loops = (s, *self.going_on.get(id(s), ()))
         if len(loops) > 1 and any(map(self._only_sums, loops)):
             raise Unfit(f"a loop over `{s.axis.name}` that does nothing but add products goes on in another")
-        self.start_carries(s)
         if self._only_sums(s):
+            self.start_carries(s)
             self.sums_loop(s)
-        else:
-            with self.sums_in_parts(tuple(way for x in loops for way in steps_of(x).ways)):
-                self.cascade(loops)
+            return
+        self.overlap = self._overlap(loops)
+        self.start_carries(s)
+        with self.sums_in_parts(tuple(way for x in loops for way in steps_of(x).ways)):
+            self.cascade(loops)
+            self.open_results()
+
+    def _overlap(self, loops: tuple[For, ...]) -> Overlap | None:
+        """How this task's last products run with the next one's first; None where they do not."""
+        parts = [self.parts(way) for s in loops for way in steps_of(s).ways]
+        if not self.skewed or not self.in_task() or not all(p.leads and p.trails for p in parts):
+            return None
+        return self.overlapping(loops, frozenset(t.state for t in parts[0].trails))
 
     def _only_sums(self, s: For) -> bool:
         """Does a loop do nothing but add products of tiles from memory to what it carries?"""
@@ -241,7 +251,9 @@ class Loops(Reads):
         for ring in [r for r in self.slots if not r.looped and self.last_readers[r] in here]:
             if ring is not self.staging.through:  # results leave there first
                 self.give_back(ring)
-        if parts[0][0].trails and self.skewed:
+        if self.overlap is not None:
+            self.leave_for_next(loops[-1], parts[-1][0], packed, started)
+        elif parts[0][0].trails and self.skewed:
             follows = self.in_task() and not self.has_next
             self.text.line(f"if {started} != 0:")
             with self.text.indented():
@@ -254,11 +266,30 @@ class Loops(Reads):
                 with self.text.indented():
                     self.next_task()
 
+    def leave_for_next(
+        self, s: For, cascade: Cascade, packed: list[tuple[str, int]], started: str
+    ) -> None:
+        """The end of a task whose trails run with the next one's first products; one that saw nothing stores now."""
+        o = self.overlap
+        assert o is not None
+        self.text.line(f"if {started} == 0:")
+        self.text.line(f"    {OF_NOTHING}")
+        self.text.line("else:")
+        with self.text.indented():
+            self.keep(o)
+            self.text.line(f"{o.waits} = i32(1)")
+        self.next_task()
+        with self.lines_of(o.last):
+            self.text.line(f"if {o.waits} != 0:")
+            with self.text.indented():
+                self.start_trails(s, cascade, packed)
+                self.finish()
+                self.text.line(RESULTS)
+
     def _declared(self, d: Dot) -> tuple[str, int]:
         """Registers for the computed operand of a trail."""
-        count = self.packed_count(d)
-        array = self.names.fresh("packed")
-        self.text.line(f"{array} = registers_i32({count})")
+        array, count = self.names.fresh("packed"), self.packed_count(d)
+        self.waiting_operand(array, count)
         return array, count
 
     def segments(self, s: For) -> Iterator[tuple[LoopAxis, bool]]:
@@ -294,7 +325,7 @@ class Loops(Reads):
         self.full |= {axis.name} if full else set()
 
         def begin(way: For) -> None:
-            self.step(replace(way, axis=axis), own[id(way)], packed, starts_trails=False)
+            self.step(replace(way, axis=axis), own[id(way)], packed, self.overlap is not None, is_first=True)
             self.text.line(f"{started} = i32(1)")
 
         def go_on(way: For) -> None:
@@ -321,8 +352,16 @@ class Loops(Reads):
     def agreed(self, condition: Code) -> str:
         return f"uniform(i32({condition.operand}))"
 
-    def step(self, s: For, cascade: Cascade, packed: list[tuple[str, int]], starts_trails: bool) -> None:
-        """One step: its leads and the last one's trails start, then all between, then the trails' operands are packed."""
+    def step(
+        self,
+        s: For,
+        cascade: Cascade,
+        packed: list[tuple[str, int]],
+        starts_trails: bool,
+        is_first: bool = False,
+    ) -> None:
+        """One step: its leads and the last one's trails start, then all between, then the trails' operands are packed. The
+        first of a task starts the trails of the task before, whose results follow."""
         values, types, ahead = dict(self.values), dict(self.types), dict(self.ahead)
         for x in s.body:
             if isinstance(x, Let) and x.name in self.staging.names:
@@ -333,7 +372,7 @@ class Loops(Reads):
         for lead in cascade.leads:
             self.start_lead(lead)
         if starts_trails:
-            self.start_trails(s, cascade, packed)
+            self.start_trails(s, cascade, packed, if_waits=is_first)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
         reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
@@ -362,18 +401,31 @@ class Loops(Reads):
         moved = [t for t in cascade.trails if _factor(t.rest, s.carries[t.state].name) in factors]
         rests = {t.state: Name(s.carries[t.state].name) if t in moved else t.rest for t in cascade.trails}
         yields = tuple(self.with_shifts(rests.get(i, y)) for i, y in enumerate(s.yields))
+        ends_task = is_first and starts_trails
+        if ends_task and any(rests[t.state] != Name(s.carries[t.state].name) for t in cascade.trails):
+            self.end_task_before()
+            ends_task = False
         self.yields(replace(s, yields=yields))
-        self.move_on(s, moved)
+        if not ends_task:
+            self.move_on(s, moved)
         for t, (array, _) in zip(cascade.trails, packed, strict=True):
             self.finish({array})
             left, _ = self.sides(self.operand(t.dot.a), self.operand(t.dot.b), self._state(s, t).layout)
             if not isinstance(left, RegisterOperand):
                 raise Unfit("a sum of products of tiles from memory in a loop that computes")
             self.pack(t.dot, left, array)
+        if ends_task:  # what is packed takes half of the registers
+            self.end_task_before()
+            self.move_on(s, moved)
         self.finish()
         self.limits, self.existing_words, self.gaps = {}, {}, {}
         self.zeroed, self.lowest = set(), set()
         self.values, self.types, self.ahead = values, types, ahead
+
+    def end_task_before(self) -> None:
+        self.finish()
+        self.results_if_waiting()
+        self.restart()
 
     def ask_ahead(self, s: Let) -> None:
         """What a step reads from memory for each element, asked for while its products run."""
@@ -414,9 +466,14 @@ class Loops(Reads):
         self.start(lead.value, left, right, registers, fresh=True)
         self.bind(lead.name, Value(lead.type, registers=registers))
 
-    def start_trails(self, s: For, cascade: Cascade, packed: list[tuple[str, int]]) -> None:
+    def start_trails(
+        self, s: For, cascade: Cascade, packed: list[tuple[str, int]], if_waits: bool = False
+    ) -> None:
+        """`if_waits`: those of the task before, if there are any."""
         for t, array in zip(cascade.trails, packed, strict=True):
             right = next(self.boxes[x] for x in _names(t.dot) if x in self.boxes)
+            if if_waits and right.ring not in self.slots:
+                self.take_if_waits(right.ring)
             self.start(t.dot, array, right, self._state(s, t))
 
     def _state(self, s: For, t: Trail) -> Registers:

@@ -31,12 +31,16 @@ class Results(Loops):
     def block(self, body: tuple[Stmt, ...]) -> None:
         super().block(body)
         if any(isinstance(s, Store) for s in body):
-            self.finish()
-            self.asked = {}
-            for ring in [r for r in self.slots if not r.looped]:
-                if ring is self.staging.through:
-                    self._read_from(0)
-                self.give_back(ring)
+            self.after_results()
+        self.close_results()
+
+    def after_results(self) -> None:
+        self.finish()
+        self.asked = {}
+        for ring in [r for r in self.slots if not r.looped]:
+            if ring is self.staging.through:
+                self._read_from(0)
+            self.give_back(ring)
 
     def store(self, s: Store) -> None:
         box = self._output_box(s)

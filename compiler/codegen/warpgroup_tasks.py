@@ -69,6 +69,8 @@ class TaskRounds(RowSoftcaps):
     """Is it the role that computes? The other finds indices long before they are needed."""
     grid_axes: tuple[LoopAxis, ...] = ()
     grid_counts: list[str]
+    task_lines: list[str]
+    """Where the loop over tasks is emitted."""
     next_indices: dict[str, str]
     """Indices of the next task by those of this one, once it is known."""
 
@@ -118,7 +120,7 @@ class TaskRounds(RowSoftcaps):
         self.next_indices, self.has_next = {}, False
         if self.looks_ahead():
             self._decode()
-        self.loop_line, self.loop_depth = len(self.text.out), self.text.depth
+        self.task_lines, self.loop_line, self.loop_depth = self.text.out, len(self.text.out), self.text.depth
         self.text.line("while task < tasks:")
         with self.text.indented(), self.back_edge():
             yield
@@ -153,7 +155,7 @@ class TaskRounds(RowSoftcaps):
         self.text.out, self.text.depth = [], self.loop_depth
         yield
         made, self.text.out, self.text.depth = self.text.out, out, depth
-        out[self.loop_line : self.loop_line] = made
+        self.task_lines[self.loop_line : self.loop_line] = made
         self.loop_line += len(made)
 
     def _scale(self, scale: Expr | None) -> Scale:
