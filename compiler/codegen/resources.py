@@ -20,6 +20,8 @@ from .simt import Kernel, kernels_of
 SCALARS = 40
 """Registers for addresses, strides, indices, bounds and temporaries: what ptxas gives elementwise kernels of one value."""
 FRAGMENT = re.compile(r"_part(?:_\d+)?$")
+CONSTANT = re.compile(r"_of_nothing(?:_\d+)?$")
+"""Sums of a task that saw nothing (`warpgroup_overlap.py`): what they start with, which takes no registers."""
 AT_A_TIME = 4
 """Registers of a matrix operand's fragments that live together: each is read from shared memory just before its products."""
 UNIFORM_SCALARS = 20
@@ -62,23 +64,32 @@ def fullest(arrays: list[_Array]) -> int:
 
 
 def live_arrays(lines: list[str]) -> Iterator[_Array]:
-    """The arrays of a thread with their lives. One that a loop reads and that is older than the loop lives to its end."""
+    """The arrays of a thread with their lives. One that a loop reads and that is older than the loop lives to its end. Each
+    declaration starts a life, for the same lines may stand in several places."""
     mentioned: dict[str, list[int]] = {}
     for i, line in enumerate(lines):
         for name in set(NAME.findall(line)):
             mentioned.setdefault(name, []).append(i)
     ends, copies = _loop_ends(lines), _copies(lines)
+    declared: dict[str, list[int]] = {}
+    for i, line in enumerate(lines):
+        if (found := DECLARED.match(line)) is not None:
+            declared.setdefault(found[1], []).append(i)
     for i, line in enumerate(lines):
         found = DECLARED.match(line)
         if found is None:
             continue
         name, _, bits, count = found.groups()
-        filled, last = mentioned[name][min(1, len(mentioned[name]) - 1)], max(mentioned[name])
+        again = next((j for j in declared[name] if j > i), len(lines))
+        own = [j for j in mentioned[name] if i <= j < again]
+        filled, last = own[min(1, len(own) - 1)], max(own)
         first = max((end for start, end in ends if i < start <= filled <= end), default=i)
         until = max((end for start, end in ends if i < start <= last <= end and end != first), default=last)
         registers = int(count) * (2 if bits == "64" else 1)
         if FRAGMENT.search(name):
             registers = min(registers, AT_A_TIME)
+        if CONSTANT.search(name):
+            registers = 0
         if name in copies and max(mentioned[copies[name]]) >= last:
             registers = 0
         yield _Array(int(count), registers, first, max(first, until))

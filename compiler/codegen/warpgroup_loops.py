@@ -43,7 +43,7 @@ from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
 from .warpgroup_products import MOST_COLUMNS, InRing
-from .warpgroup_overlap import OF_NOTHING, RESULTS, Overlap, TaskOverlap
+from .warpgroup_overlap import NEXT_TASK, OF_NOTHING, RESULTS, Overlap, TaskOverlap
 
 MOST_ASKED = 64  # elements that a thread has of vectors which results need, beside its sums
 TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
@@ -273,12 +273,15 @@ class Loops(TaskOverlap):
         o = self.overlap
         assert o is not None
         self.text.line(f"if {started} == 0:")
+        self.text.line(f"    {NEXT_TASK}")
         self.text.line(f"    {OF_NOTHING}")
         self.text.line("else:")
         with self.text.indented():
             self.keep(o)
             self.text.line(f"{o.waits} = i32(1)")
-        self.next_task()
+        self.keeps_indices = True
+        with self.lines_of(o.next_task):
+            self.next_task()
         with self.lines_of(o.last):
             self.text.line(f"if {o.waits} != 0:")
             with self.text.indented():
@@ -369,12 +372,17 @@ class Loops(TaskOverlap):
         takes_turns = starts_trails and self.warpgroups > 1 and bool(cascade.leads) and bool(cascade.trails)
         if takes_turns:
             self.text.line(f"meet({TURNS} + warpgroup, 256)")
+        ends_task = is_first and starts_trails
+        if ends_task:
+            self.start_last_trails(s, cascade, packed)
         for lead in cascade.leads:
             self.start_lead(lead)
-        if starts_trails:
-            self.start_trails(s, cascade, packed, if_waits=is_first)
+        if starts_trails and not is_first:
+            self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
+        if ends_task:
+            self.end_task_before({array for array, _ in packed})
         reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
         for x in reads:
             self.fetch_tile(x)
@@ -401,30 +409,35 @@ class Loops(TaskOverlap):
         moved = [t for t in cascade.trails if _factor(t.rest, s.carries[t.state].name) in factors]
         rests = {t.state: Name(s.carries[t.state].name) if t in moved else t.rest for t in cascade.trails}
         yields = tuple(self.with_shifts(rests.get(i, y)) for i, y in enumerate(s.yields))
-        ends_task = is_first and starts_trails
-        if ends_task and any(rests[t.state] != Name(s.carries[t.state].name) for t in cascade.trails):
-            self.end_task_before()
-            ends_task = False
         self.yields(replace(s, yields=yields))
-        if not ends_task:
-            self.move_on(s, moved)
+        self.move_on(s, moved)
         for t, (array, _) in zip(cascade.trails, packed, strict=True):
             self.finish({array})
             left, _ = self.sides(self.operand(t.dot.a), self.operand(t.dot.b), self._state(s, t).layout)
             if not isinstance(left, RegisterOperand):
                 raise Unfit("a sum of products of tiles from memory in a loop that computes")
             self.pack(t.dot, left, array)
-        if ends_task:  # what is packed takes half of the registers
-            self.end_task_before()
-            self.move_on(s, moved)
         self.finish()
         self.limits, self.existing_words, self.gaps = {}, {}, {}
         self.zeroed, self.lowest = set(), set()
         self.values, self.types, self.ahead = values, types, ahead
 
-    def end_task_before(self) -> None:
-        self.finish()
-        self.results_if_waiting()
+    def start_last_trails(self, s: For, cascade: Cascade, packed: list[tuple[str, int]]) -> None:
+        """Those of the task before, if there are any."""
+        assert self.overlap is not None
+        self.text.line(f"if {self.overlap.waits} != 0:")
+        with self.text.indented():
+            before = set(self.slots)
+            self.start_trails(s, cascade, packed)
+            self.taken_if_waits |= set(self.slots) - before
+
+    def end_task_before(self, waiting: set[str]) -> None:
+        """The next task is found while the last products of the task before run, whose results follow."""
+        assert self.overlap is not None
+        self.text.line(NEXT_TASK)
+        self.finish(waiting)
+        self.text.line(f"if {self.overlap.waits} != 0:")
+        self.text.line(f"    {RESULTS}")
         self.restart()
 
     def ask_ahead(self, s: Let) -> None:
@@ -466,14 +479,9 @@ class Loops(TaskOverlap):
         self.start(lead.value, left, right, registers, fresh=True)
         self.bind(lead.name, Value(lead.type, registers=registers))
 
-    def start_trails(
-        self, s: For, cascade: Cascade, packed: list[tuple[str, int]], if_waits: bool = False
-    ) -> None:
-        """`if_waits`: those of the task before, if there are any."""
+    def start_trails(self, s: For, cascade: Cascade, packed: list[tuple[str, int]]) -> None:
         for t, array in zip(cascade.trails, packed, strict=True):
             right = next(self.boxes[x] for x in _names(t.dot) if x in self.boxes)
-            if if_waits and right.ring not in self.slots:
-                self.take_if_waits(right.ring)
             self.start(t.dot, array, right, self._state(s, t))
 
     def _state(self, s: For, t: Trail) -> Registers:

@@ -25,6 +25,7 @@ from .staging import Ring
 from .warpgroup_reads import Reads
 
 RESULTS = "# results of the task before"
+NEXT_TASK = "# the next task"
 OF_NOTHING = "# results of a task that saw nothing"
 LAST_PRODUCTS = "# the last products, and their task's results"
 
@@ -46,6 +47,7 @@ class Overlap:
     states: dict[int, Value] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     of_nothing: list[str] = field(default_factory=list)
+    next_task: list[str] = field(default_factory=list)
     last: list[str] = field(default_factory=list)
 
 
@@ -159,7 +161,7 @@ class TaskOverlap(Reads):
             self.compute(registers, c.type.dtype, c.init)
 
     def waiting_operand(self, array: str, count: int) -> None:
-        """A computed operand that no product reads yet: zeros, where tasks overlap."""
+        """Registers for a computed operand; where tasks overlap, they outlive one."""
         if self.overlap is None:
             self.text.line(f"{array} = registers_i32({count})")
             return
@@ -171,21 +173,6 @@ class TaskOverlap(Reads):
 
     # ------------------------------------------------------------ slots
 
-    def take_if_waits(self, ring: Ring) -> None:
-        """Wait for a slot, which this task's second step takes once more if no products of the task before wait for it."""
-        o = self.overlap
-        assert o is not None
-        name = self.ring_names[ring]
-        at = self.barrier_at(ring, f"{name}_slot", self._own_part(ring))
-        self.text.line(f"await_parity({self.full_barrier(ring)}{at}, {name}_phase)")
-        if ring.stages > 1:
-            self.text.line(f"{name}_now = uniform({name}_slot)")
-        self.slots[ring] = f"{name}_now"
-        self.text.line(f"if {o.waits} != 0:")
-        with self.text.indented():
-            self.advance(ring)
-        self.taken_if_waits.add(ring)
-
     def give_back(self, ring: Ring, slot: str = "", condition: str = "") -> None:
         if ring in self.taken_if_waits:
             assert self.overlap is not None
@@ -194,12 +181,6 @@ class TaskOverlap(Reads):
         super().give_back(ring, slot, condition)
 
     # ------------------------------------------------------------ results
-
-    def results_if_waiting(self) -> None:
-        """The task before is done: its results, if there is one."""
-        assert self.overlap is not None
-        self.text.line(f"if {self.overlap.waits} != 0:")
-        self.text.line(f"    {RESULTS}")
 
     def open_results(self) -> None:
         """What is emitted from here to the end of the task makes results of what was kept."""
@@ -269,7 +250,12 @@ class TaskOverlap(Reads):
         if o is not None:
             self.text.line(LAST_PRODUCTS)
             last = _placed(o.last, {RESULTS: o.results})
-            texts = {RESULTS: o.results, OF_NOTHING: o.of_nothing, LAST_PRODUCTS: last}
+            texts = {
+                RESULTS: o.results,
+                OF_NOTHING: o.of_nothing,
+                NEXT_TASK: o.next_task,
+                LAST_PRODUCTS: last,
+            }
             self.text.out[:] = _placed(self.text.out, texts)
 
 

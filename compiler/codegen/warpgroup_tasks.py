@@ -71,6 +71,8 @@ class TaskRounds(RowSoftcaps):
     grid_counts: list[str]
     task_lines: list[str]
     """Where the loop over tasks is emitted."""
+    keeps_indices = False
+    """Are the next task's indices found so early that they take registers? They are those of tiles, which boxes start at."""
     next_indices: dict[str, str]
     """Indices of the next task by those of this one, once it is known."""
 
@@ -223,6 +225,8 @@ class TaskRounds(RowSoftcaps):
         """An axis's index, or its tile's first, from the index of the tile."""
         name = self._index_name(a)
         value = text if a.tile is None else f"({text}) * {a.tile}"
+        if name in self.next_indices and self.keeps_indices:
+            value = f"i32({value})"
         self.text.line(f"{self.next_indices.get(name, name)} = {value}")
 
     def _indices_by_length(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
