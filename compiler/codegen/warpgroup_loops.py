@@ -99,16 +99,26 @@ class Loops(TaskOverlap):
             self.start_carries(s)
             self.sums_loop(s)
             return
-        self.overlap = self._overlap(loops)
         self.start_carries(s)
         with self.sums_in_parts(tuple(way for x in loops for way in steps_of(x).ways)):
             self.cascade(loops)
             self.open_results()
 
-    def _overlap(self, loops: tuple[For, ...]) -> Overlap | None:
-        """How this task's last products run with the next one's first; None where they do not."""
+    def _task_indices(self, axes: tuple[LoopAxis, ...], counts: list[str]) -> None:
+        """Where tasks overlap, the next one is found while the last products of the task before run."""
+        super()._task_indices(axes, counts)
+        self.overlap = self._overlap()
+        self.keeps_indices = self.overlap is not None
+
+    def _overlap(self) -> Overlap | None:
+        """How a task's last products run with the next one's first; None where they do not."""
+        (grid,) = (s for s in self.program.body if isinstance(s, Grid))
+        first = next((s for s in grid.body if isinstance(s, For)), None)
+        if first is None or not self.skewed or self._only_sums(first):
+            return None
+        loops = (first, *self.going_on.get(id(first), ()))
         parts = [self.parts(way) for s in loops for way in steps_of(s).ways]
-        if not self.skewed or not self.in_task() or not all(p.leads and p.trails for p in parts):
+        if not all(p.leads and p.trails for p in parts):
             return None
         return self.overlapping(loops, frozenset(t.state for t in parts[0].trails))
 
@@ -279,7 +289,6 @@ class Loops(TaskOverlap):
         with self.text.indented():
             self.keep(o)
             self.text.line(f"{o.waits} = i32(1)")
-        self.keeps_indices = True
         with self.lines_of(o.next_task):
             self.next_task()
         with self.lines_of(o.last):
@@ -424,8 +433,9 @@ class Loops(TaskOverlap):
 
     def start_last_trails(self, s: For, cascade: Cascade, packed: list[tuple[str, int]]) -> None:
         """Those of the task before, if there are any."""
-        assert self.overlap is not None
-        self.text.line(f"if {self.overlap.waits} != 0:")
+        o = self.overlap
+        assert o is not None
+        self.text.line(f"if {o.waits} != 0:")
         with self.text.indented():
             before = set(self.slots)
             self.start_trails(s, cascade, packed)

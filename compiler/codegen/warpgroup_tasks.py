@@ -71,6 +71,8 @@ class TaskRounds(RowSoftcaps):
     grid_counts: list[str]
     task_lines: list[str]
     """Where the loop over tasks is emitted."""
+    number = "task"
+    """The variable with the number of the task that indices are decoded of."""
     keeps_indices = False
     """Are the next task's indices found so early that they take registers? They are those of tiles, which boxes start at."""
     next_indices: dict[str, str]
@@ -128,8 +130,11 @@ class TaskRounds(RowSoftcaps):
             yield
             if not self.has_next:
                 self.next_task()
+            if self.keeps_indices:
+                for line in self.advancing:
+                    self.text.line(line)
             for now, following in self.next_indices.items():
-                self.text.line(f"{now} = {following}")
+                self.text.line(f"{now} = uniform({following})" if self.keeps_indices else f"{now} = {following}")
 
     def looks_ahead(self) -> bool:
         """Are a task's indices found while the last products of the one before run?"""
@@ -138,8 +143,12 @@ class TaskRounds(RowSoftcaps):
     def next_task(self) -> None:
         """The block's next task, if this is the place to find it; its indices in variables of their own, for results still
         need these."""
-        for line in self.advancing:
-            self.text.line(line)
+        if self.keeps_indices:
+            self.number = "following"
+            self.text.line(self.advancing[0].replace("task +=", "following = task +"))
+        else:
+            for line in self.advancing:
+                self.text.line(line)
         if self.looks_ahead():
             names = [self._index_name(a) for a in self.grid_axes]
             self.next_indices = self.next_indices or {n: self.names.fresh(f"next_{n}") for n in names}
@@ -215,7 +224,7 @@ class TaskRounds(RowSoftcaps):
         elif len(axes) > 1 and axes[-1].tile is not None and axes[-2].tile is not None:
             self._indices_of_product(axes, counts)
         else:
-            self._indices(axes, counts, "task")
+            self._indices(axes, counts, self.number)
 
     def _index_name(self, a: LoopAxis) -> str:
         names = self.axis_names[a.name]
@@ -233,7 +242,7 @@ class TaskRounds(RowSoftcaps):
         """Tiles with the longest loops first; of the other indices as many together as fit into the level 2 cache with what
         their loops read."""
         found = self.sorted
-        group, inside = self._divided("task", found.tasks, "group", "inside")
+        group, inside = self._divided(self.number, found.tasks, "group", "inside")
         start = self.assign("start", Code(f"{group} * {found.together}", DType.I64))
         some = self.assign("some", Code(f"min({found.others} - {start}, {found.together})", DType.I64))
         tile, rest = self._divided(inside, some, "tile", "rest")
@@ -260,7 +269,7 @@ class TaskRounds(RowSoftcaps):
         where = [*(self.next_indices.get(n, n) for n in names), f"({place})"]
         at = " + ".join(f"{x} * {s}" for x, s in zip(where, self.strides[ranked.tensor], strict=True))
         found = self.assign("of_rank", Code("i32(0)", DType.I32))
-        self.text.line("if task < tasks:")
+        self.text.line(f"if {self.number} < tasks:")
         self.text.line(f"    {found} = {self.tensors[ranked.tensor]}[{at}]")
         return f"i64({found})"
 
@@ -269,9 +278,9 @@ class TaskRounds(RowSoftcaps):
         whole ones, are found without a division: the first copies of a launch wait for its instructions to come from memory.
         """
         rows, columns = counts[-2:]
-        rest = "task"
+        rest = self.number
         if len(axes) > 2:
-            whole, rest = self._divided("task", f"{rows} * {columns}", "others", "tile")
+            whole, rest = self._divided(self.number, f"{rows} * {columns}", "others", "tile")
             self._indices(axes[:-2], counts, whole)
         of_group = self.assign("of_group", Code(f"i32({GROUP} * {columns})", DType.I32))
         number = self.assign("number", Code(f"i32({rest})", DType.I32))
