@@ -68,7 +68,7 @@ def live_arrays(lines: list[str]) -> Iterator[_Array]:
     declaration starts a life, for the same lines may stand in several places."""
     mentioned: dict[str, list[int]] = {}
     for i, line in enumerate(lines):
-        for name in set(NAME.findall(line)):
+        for name in () if line.lstrip().startswith("#") else set(NAME.findall(line)):
             mentioned.setdefault(name, []).append(i)
     ends, copies = _loop_ends(lines), _copies(lines)
     declared: dict[str, list[int]] = {}

@@ -27,7 +27,7 @@ from .warpgroup_reads import Reads
 RESULTS = "# results of the task before"
 NEXT_TASK = "# the next task"
 OF_NOTHING = "# results of a task that saw nothing"
-LAST_PRODUCTS = "# the last task's products and results"
+LAST_PRODUCTS = "# the last products, and results"
 
 
 @dataclass
