@@ -13,6 +13,7 @@ from ..dsl.source import Span
 
 Fuse = Literal["auto", "all", "none"]
 TaskOrder = Literal["balanced", "longest", "turns"]
+Skew = Literal["all", "steps", "none"]
 MOST_SLOTS, LEAST_SLOTS = 16, 1
 """Of a ring, through which tiles of an operand come."""
 MOST_WARPGROUPS = 3
@@ -33,9 +34,9 @@ class Schedule:
 
     `static` lists axes whose extents are fixed at compile time. `fuse` is for all intermediates; `fused` are computed in
     place and `keep` are stored, whatever it says. `stages` gives the slots of the ring through which tiles of a tensor come,
-    `warpgroups` how many compute, `skew` whether a step's first products start before the last step's have ended, `order`
-    how blocks take tasks, `splits` into how many parts a reduction's axis is divided (1: none). `spans` tells where a line's
-    word and name stand (`tile m`, `tier`).
+    `warpgroups` how many compute, `skew` whether a step's first products start before the last step's have ended (`steps`),
+    and a task's before the last task's (`all`), `order` how blocks take tasks, `splits` into how many parts a reduction's
+    axis is divided (1: none). `spans` tells where a line's word and name stand (`tile m`, `tier`).
     """
 
     name: str
@@ -49,7 +50,7 @@ class Schedule:
     fused: tuple[str, ...] = ()
     warpgroups: int | None = None
     stages: tuple[tuple[str, int], ...] = ()
-    skew: bool | None = None
+    skew: Skew | None = None
     order: TaskOrder | None = None
     splits: tuple[tuple[str, int], ...] = ()
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
@@ -76,8 +77,8 @@ def print_schedule(s: Schedule) -> str:
         lines.append(f"    warpgroups 1 load + {s.warpgroups} compute")
     if s.stages:
         lines.append("    stage " + ", ".join(f"{t} by {n}" for t, n in s.stages))
-    if s.skew is not None:
-        lines.append(f"    skew {'all' if s.skew else 'none'}")
+    if s.skew:
+        lines.append(f"    skew {s.skew}")
     if s.order:
         lines.append(f"    order {s.order}")
     if s.splits:

@@ -96,7 +96,7 @@ class _Check:
 
     def gpu_lines(self) -> None:
         """Lines about warpgroups and copies have no meaning on a CPU."""
-        given = {"warpgroups": self.s.warpgroups, "skew": self.s.skew is not None, "order": self.s.order}
+        given = {"warpgroups": self.s.warpgroups, "skew": self.s.skew, "order": self.s.order}
         given |= {f"stage {t}": n for t, n in self.s.stages}
         for line in (k for k, x in given.items() if x and not self.target.is_cuda):
             self.error(

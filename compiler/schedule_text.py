@@ -20,9 +20,10 @@ Lines may stand in any order, each at most once; `#` starts a comment. `fuse all
 intermediate; `fuse a, b` computes these in place and leaves the others to the cost model; `keep` stores. An axis is cut
 into tiles of `by` elements, `by 1` means one index at a time. `o.b` is the axis b of the launch that computes o, where b
 alone would mean every launch's. `stage` gives the slots of the ring through which an operand's tiles come; `skew none` ends
-a step's products before the next step's start; `order longest` gives each task a block, the longest first, `order turns`
-lets one block a multiprocessor take task after task, `order balanced` too, the longest first, in rounds forwards and
-backwards over the blocks; `split` divides a reduction's axis over so many blocks, or tasks of a CPU (1: over none).
+a step's products before the next step's start, `skew steps` a task's last ones before the next task's; `order longest`
+gives each task a block, the longest first, `order turns` lets one block a multiprocessor take task after task, `order
+balanced` too, the longest first, in rounds forwards and backwards over the blocks; `split` divides a reduction's axis over
+so many blocks, or tasks of a CPU (1: over none).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .schedule import (
     MOST_WARPGROUPS,
     Fuse,
     Schedule,
+    Skew,
     TaskOrder,
 )
 from .target import TARGETS
@@ -95,7 +97,7 @@ class _ScheduleReader(Words):
             "tier": self._tier,
             "warpgroups": self._warpgroups,
             "stage": lambda: self._numbers("stage", "the name of a tensor", LEAST_SLOTS, MOST_SLOTS),
-            "skew": lambda: self._one_of("skew", ("all", "none")) == "all",
+            "skew": lambda: self._one_of("skew", get_args(Skew)),
             "order": lambda: self._one_of("order", get_args(TaskOrder)),
             "split": lambda: self._numbers("split", "the name of an axis", 1, MOST_PARTS),
         }

@@ -16,7 +16,7 @@ from .tile_ir import TileModule
 
 def role_line(s: Schedule) -> str:
     """The first line of a schedule that is for tier `wgmma`, as its span is called; "" if it has none."""
-    lines = {"warpgroups": s.warpgroups, "skew": s.skew is not None, "order": s.order}
+    lines = {"warpgroups": s.warpgroups, "skew": s.skew, "order": s.order}
     found = [*(f"stage {t}" for t, _ in s.stages), *(k for k, given in lines.items() if given)]
     return found[0] if found else ""
 
@@ -50,10 +50,16 @@ def check_roles(asked: Schedule, running: Mapping[str, wgmma.Choices], target: T
                 asked.spans.get("warpgroups"),
                 help=f"tile the rows by {64 * (asked.warpgroups or 1)}, or leave one line out",
             )  # fmt: skip
-    if asked.skew is not None and not any(c.cascades for c in running.values()):
+    if asked.skew and not any(c.cascades for c in running.values()):
         raise refuse(
             "E0915", f"no loop of `{asked.kernel}` computes between two products", asked.spans.get("skew"),
             help="leave the line out",
+        )  # fmt: skip
+    if asked.skew == "all" and not any(c.overlapped for c in running.values()):
+        raise refuse(
+            "E0915", f"no task of `{asked.kernel}` can start while the one before ends", asked.spans.get("skew"),
+            help="`skew steps`; tasks overlap where one block takes several in an order known early, and their results "
+            "need no tile from before the loop",
         )  # fmt: skip
 
 
@@ -81,6 +87,6 @@ def lines_of(running: Mapping[str, wgmma.Choices]) -> dict[str, object]:
     stages = tuple((tensor, *counts) for tensor, counts in slots.items() if len(counts) == 1)
     return {
         "warpgroups": every[0].warpgroups, "stages": stages,
-        "skew": every[0].skewed if every[0].cascades else None,
+        "skew": every[0].skew if every[0].cascades else None,
         "order": every[0].order,
     }  # fmt: skip

@@ -42,8 +42,8 @@ from .simt_source import Registers, Value
 from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
-from .warpgroup_products import MOST_COLUMNS, InRing
 from .warpgroup_overlap import NEXT_TASK, OF_NOTHING, RESULTS, Overlap, TaskOverlap
+from .warpgroup_products import MOST_COLUMNS, InRing
 
 MOST_ASKED = 64  # elements that a thread has of vectors which results need, beside its sums
 TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
@@ -276,9 +276,7 @@ class Loops(TaskOverlap):
                 with self.text.indented():
                     self.next_task()
 
-    def leave_for_next(
-        self, s: For, cascade: Cascade, packed: list[tuple[str, int]], started: str
-    ) -> None:
+    def leave_for_next(self, s: For, cascade: Cascade, packed: list[tuple[str, int]], started: str) -> None:
         """The end of a task whose trails run with the next one's first products; one that saw nothing stores now."""
         o = self.overlap
         assert o is not None
@@ -390,8 +388,6 @@ class Loops(TaskOverlap):
             self.start_trails(s, cascade, packed)
         if takes_turns:
             self.text.line(f"announce({TURNS} + {self._next_warpgroup()}, 256)")
-        if ends_task:
-            self.end_task_before({array for array, _ in packed})
         reads = [x for x in s.body if isinstance(x, Let) and self.is_read(x)]
         for x in reads:
             self.fetch_tile(x)
@@ -404,6 +400,8 @@ class Loops(TaskOverlap):
                 self.name_limits(s.axis.name, spread)
         for other in cascade.others:
             self.ask_ahead(other)
+        if ends_task:
+            self.end_task_before({array for array, _ in packed})
         for x in reads:
             self.unpack(x)
         weighing = weights_of_tanh(s)

@@ -18,7 +18,7 @@ from dataclasses import field, replace
 
 from ...dsl.records import dataclass
 from ..layouts import TasksApart, find
-from ..tile_ir import Apply, Const, Expr, Fill, For, Grid, Let, Stmt, Store, expressions
+from ..tile_ir import Const, Expr, Fill, For, Grid, Let, Stmt, Store, expressions
 from .simt import names_in
 from .simt_source import NOWHERE, Value
 from .staging import Ring
@@ -110,9 +110,13 @@ class TaskOverlap(Reads):
             return
         with self.ahead_of_tasks():
             self.text.line(f"{o.waits} = i32(0)")
-            super().start_carries(replace(s, carries=tuple(c for i, c in enumerate(s.carries) if i in o.added)))
+            super().start_carries(
+                replace(s, carries=tuple(c for i, c in enumerate(s.carries) if i in o.added))
+            )
             self._declare_kept(o)
-        super().start_carries(replace(s, carries=tuple(c for i, c in enumerate(s.carries) if i not in o.added)))
+        super().start_carries(
+            replace(s, carries=tuple(c for i, c in enumerate(s.carries) if i not in o.added))
+        )
 
     def _declare_kept(self, o: Overlap) -> None:
         """Variables for what results need of the task before."""

@@ -134,7 +134,9 @@ class TaskRounds(RowSoftcaps):
                 for line in self.advancing:
                     self.text.line(line)
             for now, following in self.next_indices.items():
-                self.text.line(f"{now} = uniform({following})" if self.keeps_indices else f"{now} = {following}")
+                self.text.line(
+                    f"{now} = uniform({following})" if self.keeps_indices else f"{now} = {following}"
+                )
 
     def looks_ahead(self) -> bool:
         """Are a task's indices found while the last products of the one before run?"""

@@ -19,7 +19,7 @@ from ...dsl.diagnostics import TileError
 from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Slots, Unskewed, find, find_all
-from ..schedule import TaskOrder
+from ..schedule import Skew, TaskOrder
 from ..target import CudaTarget
 from ..tile_ir import (
     AxisIndex,
@@ -58,6 +58,7 @@ from .warpgroup_results import WARPS, Results
 from .warpgroup_softcaps import SERIES, STEPS_WITHOUT_ASKING
 
 THREADS = 128  # of a warpgroup
+TOLD_OF_TASKS = "a task's last products run with the next task's first, and its results are made meanwhile"
 COLUMNS = 2  # side by side in one thread (PTX ISA 9.7.15.5.1, registers of wgmma)
 ORDERS: dict[TaskOrder, str] = {
     "balanced": "one block a multiprocessor takes tasks, the longest first, in rounds forwards and backwards over blocks",
@@ -121,7 +122,7 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 class Choices:
     """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, the tensor through whose
     slots results leave ("" where they have memory of their own), how blocks take tasks, whether it has loops that compute
-    between products, with their order, whether maxima stay where they are while that is not much (`lazy_maximum`), whether
+    between products, with their order, and tasks that overlap, whether maxima stay where they are while that is not much (`lazy_maximum`), whether
     there are none, because tanh bounds scores (`bounded_scores`), and tensors of which threads read tiles by themselves,
     each with the reason."""
 
@@ -131,9 +132,15 @@ class Choices:
     order: TaskOrder
     cascades: bool
     skewed: bool
+    overlapped: bool
     lazy: bool
     bounded: bool
     apart: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    @property
+    def skew(self) -> Skew:
+        """As a schedule says it."""
+        return ("all" if self.overlapped else "steps") if self.skewed else "none"
 
     def stages(self) -> tuple[tuple[str, int], ...]:
         """Of each tensor's ring."""
@@ -150,6 +157,7 @@ class Choices:
             f"1 warpgroup loads and {self.warpgroups} compute, 64 rows each; slots of shared memory: {rings}; "
             f"{f'results leave through the slots of `{self.through}`; ' if self.through else ''}"
             f"{f'{steps}; ' if self.cascades else ''}"
+            f"{f'{TOLD_OF_TASKS}; ' if self.overlapped else ''}"
             f"{''.join(f'threads read `{t}` by themselves ({why}); ' for t, why in self.apart)}"
             f"{'a maximum moves when it is exceeded by more than 2^8; ' if self.lazy else ''}"
             f"{_told_of_softcaps() if self.bounded else ''}{ORDERS[self.order]}"
@@ -179,10 +187,17 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
         loader.order(),
         cascades,
         skewed,
+        skewed and _overlap(program, target),
         lazy,
         bounded,
         tuple(apart.items()),
     )
+
+
+def _overlap(program: TileProgram, target: CudaTarget) -> bool:
+    """Do a task's last products run with the next one's first?"""
+    kernels = (k for k in variants(program, target) if isinstance(k, WarpgroupKernel))
+    return any(k.overlap is not None for k in kernels)
 
 
 def _bounded(program: TileProgram, warpgroups: int) -> TileProgram:

@@ -534,7 +534,8 @@ def pipeline_attributes(
     if schedule.tier == "wgmma":
         read = {p.name for p in program.params}
         found += [Attribute("slots", (("tensor", t), ("count", n))) for t, n in schedule.stages if t in read]
-        found += [Attribute("unskewed")] if schedule.skew is False else []
+        found += [Attribute("unskewed")] if schedule.skew == "none" else []
+        found += [Attribute("tasks_apart")] if schedule.skew == "steps" else []
         found += [Attribute("tasks", (("order", schedule.order),))] if schedule.order else []
     scalars = {s.name for s in program.scalars}
     required = {x.name for x in walk(facts) if isinstance(x, Scalar) and positive(x, facts)}
