@@ -359,11 +359,13 @@ class Unskewed(Meaning):
 
 
 @dataclass(frozen=True)
-class TasksApart(Meaning):
-    """A task's products end before the next task's start."""
+class Overlapping(Meaning):
+    """Tasks that are `together`: a task's last products run with the next one's first; or `apart`."""
 
-    name = "tasks_apart"
+    name = "overlapping"
     places = PROGRAM
+    choices: ClassVar = {"tasks": ("together", "apart")}
+    tasks: str
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,52 @@
 """Tasks of tier `wgmma` that overlap: a task's last products run with the next one's first.
 
-A skewed loop (`warpgroup_loops.py`) ends with products whose computed operand waits in registers. Alone, they would leave the
-matrix units idle while the task's results are made and while the next task's first scores are waited for. So they stay where
-they are: the next task's first step starts them together with its own first products, and makes the results while the other
-warpgroups' products run. Each block's first task finds zeros there, whose product nobody reads: so waiting is the same for
-all tasks. Results are emitted once and stand in several places: in the first step of each loop and after the last task. What
-they need of a task, its indices and small states, is kept in variables of its own. A task that sees nothing stores what its
-states start with, by code of its own: where it shared that of the others, the assembler kept all sums of heads with 256
-columns in local memory.
+A skewed loop (`warpgroup_loops.py`) ends with products whose computed operand waits in registers. Alone, they would leave
+the matrix units idle while the task's results are made and while the next task's first scores are waited for. So they wait:
+the next task's first step starts them and then its own first products. While they run the task after it is found, and while
+its own run the results of the task before leave.
+
+Results are emitted once and stand in several places: in the first step of each loop and after the last task. What they need
+of a task, its indices and small states, is kept in variables of its own. A task that sees nothing stores what its states
+start with, by code of its own: where it shared that of the others, the assembler kept all sums of heads with 256 columns in
+local memory. Products are started and waited for in one piece of code without a choice between, or the assembler waits for
+each by itself (C7514); started under a condition before it they may be. The next task's indices are found in several places
+too, and warps agree on them again at the task's end, or the assembler takes what depends on them for different in each
+thread and moves every descriptor of a product from a thread's registers to the warp's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import field, replace
 
 from ...dsl.records import dataclass
-from ..layouts import TasksApart, find
-from ..tile_ir import Const, Expr, Fill, For, Grid, Let, Stmt, Store, expressions
+from ..layouts import Overlapping, find
+from ..tile_ir import Const, Expr, Fill, For, Grid, Let, Stmt, Store, expressions, statements
+from .bounded_scores import weights_of_tanh
 from .simt import names_in
 from .simt_source import NOWHERE, Value
 from .staging import Ring
+from .warpgroup_form import steps_of
 from .warpgroup_reads import Reads
 
 RESULTS = "# results of the task before"
 NEXT_TASK = "# the next task"
 OF_NOTHING = "# results of a task that saw nothing"
+MOST_SUMS = 64
+"""Registers a thread that sums of products take where tasks overlap unless a schedule states it."""
 LAST_PRODUCTS = "# the last products, and results"
 
 
 @dataclass
 class Overlap:
-    """What a kernel with tasks that overlap keeps of the task before. `loops`: those in a row that its products come from;
-    `added`: the numbers of the states that products are added to; `waits`: the variable that says whether products wait;
-    `rest`: the statements that make results; `lets`: scalars that these need again; `kept`: variables for what they need, by
-    those of the task itself; `results`, `of_nothing` and `last`: lines for the places that are marked `RESULTS`, `OF_NOTHING`
-    and `LAST_PRODUCTS`."""
+    """What a kernel with tasks that overlap keeps of the task before.
+
+    `loops`: those in a row that its products come from; `added`: the numbers of the states that products are added to;
+    `rest`: the statements that make results; `lets`: scalars that these need again; `waits`: the variable that says whether
+    products wait; `kept`: variables for what results need of indices and slots, by those of the task itself; `states`: for
+    what they need of small states, by number. The others are lines for the places with the marks of their names.
+    """
 
     loops: tuple[For, ...]
     added: frozenset[int]
@@ -61,9 +71,23 @@ class TaskOverlap(Reads):
         self.outside: tuple[list[str], int] | None = None  # lines and depth while results are emitted
 
     def overlaps(self) -> bool:
-        """May tasks of this program overlap at all? They come to one block after the other, and it is known early which."""
-        stated = find(self.program.attributes, TasksApart) is None
-        return stated and self.order() != "longest" and self.looks_ahead()
+        """May tasks of this program overlap? They come to one block after the other, and it is known early which."""
+        stated = find(self.program.attributes, Overlapping)
+        able = self.order() != "longest" and self.looks_ahead()
+        return able and (self._pays() if stated is None else stated.tasks == "together")
+
+    def _pays(self) -> bool:
+        """Is it faster, as far as measured (`docs/hopper.md`)? Not where registers are scarce, or a step does more than a
+        softmax: where sums take more of them than those of 128 columns, tiles are read that are no operand, tanh bounds the
+        scores, or steps may be left out."""
+        loops = [s for s in statements(self.program.body) if isinstance(s, For)]
+        sums = [
+            self.deal.layout(c.type.axes).elements for s in loops for c in s.carries if len(c.type.axes) > 1
+        ]
+        plain = not any(r.parts for r in self.staging.rings) and not any(map(weights_of_tanh, loops))
+        return (
+            plain and max(sums, default=0) <= MOST_SUMS and all(steps_of(s).condition is None for s in loops)
+        )
 
     def overlapping(self, loops: tuple[For, ...], added: frozenset[int]) -> Overlap | None:
         """The plan for loops that end with products added to these states; None where results cannot wait."""
@@ -165,15 +189,9 @@ class TaskOverlap(Reads):
             self.compute(registers, c.type.dtype, c.init)
 
     def waiting_operand(self, array: str, count: int) -> None:
-        """Registers for a computed operand; where tasks overlap, they outlive one."""
-        if self.overlap is None:
+        """Registers for a computed operand; where tasks overlap, it outlives one."""
+        with nullcontext() if self.overlap is None else self.ahead_of_tasks():
             self.text.line(f"{array} = registers_i32({count})")
-            return
-        with self.ahead_of_tasks():
-            self.text.line(f"{array} = registers_i32({count})")
-            element = self.names.fresh("i")
-            self.text.line(f"for {element} in range({count}):")
-            self.text.line(f"    {array}[{element}] = i32(0)")
 
     # ------------------------------------------------------------ slots
 

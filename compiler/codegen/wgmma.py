@@ -122,9 +122,9 @@ def _rows_that_may_lack(program: TileProgram, warpgroups: int) -> list[str]:
 class Choices:
     """How a program runs in this tier: warpgroups that compute, slots of each ring by its tensors, the tensor through whose
     slots results leave ("" where they have memory of their own), how blocks take tasks, whether it has loops that compute
-    between products, with their order, and tasks that overlap, whether maxima stay where they are while that is not much (`lazy_maximum`), whether
-    there are none, because tanh bounds scores (`bounded_scores`), and tensors of which threads read tiles by themselves,
-    each with the reason."""
+    between products, whether steps and tasks overlap there, whether maxima stay where they are while that is not much
+    (`lazy_maximum`), whether there are none, because tanh bounds scores (`bounded_scores`), and tensors of which threads
+    read tiles by themselves, each with the reason."""
 
     warpgroups: int
     rings: tuple[tuple[tuple[str, ...], int], ...]
@@ -196,8 +196,8 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
 
 def _overlap(program: TileProgram, target: CudaTarget) -> bool:
     """Do a task's last products run with the next one's first?"""
-    kernels = (k for k in variants(program, target) if isinstance(k, WarpgroupKernel))
-    return any(k.overlap is not None for k in kernels)
+    preferred = variants(program, target)[0]
+    return isinstance(preferred, WarpgroupKernel) and preferred.overlap is not None
 
 
 def _bounded(program: TileProgram, warpgroups: int) -> TileProgram:

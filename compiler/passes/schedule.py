@@ -523,6 +523,10 @@ def _on_matrix_units(region: Region) -> bool:
     return False
 
 
+TASKS = {"all": "together", "steps": "apart"}
+"""What `skew` says of tasks."""
+
+
 def pipeline_attributes(
     schedule: Schedule, program: TileProgram, facts: tuple[Node, ...]
 ) -> tuple[Attribute, ...]:
@@ -535,7 +539,8 @@ def pipeline_attributes(
         read = {p.name for p in program.params}
         found += [Attribute("slots", (("tensor", t), ("count", n))) for t, n in schedule.stages if t in read]
         found += [Attribute("unskewed")] if schedule.skew == "none" else []
-        found += [Attribute("tasks_apart")] if schedule.skew == "steps" else []
+        if schedule.skew in TASKS:
+            found.append(Attribute("overlapping", (("tasks", TASKS[schedule.skew]),)))
         found += [Attribute("tasks", (("order", schedule.order),))] if schedule.order else []
     scalars = {s.name for s in program.scalars}
     required = {x.name for x in walk(facts) if isinstance(x, Scalar) and positive(x, facts)}
