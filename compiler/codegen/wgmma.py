@@ -187,7 +187,7 @@ def choices(program: TileProgram, target: CudaTarget) -> Choices:
         loader.order(),
         cascades,
         skewed,
-        skewed and _overlap(program, target),
+        skewed and _overlap(with_near_functions(program), target),
         lazy,
         bounded,
         tuple(apart.items()),
