@@ -163,7 +163,7 @@ BIASED = (
     .replace("v: T[H, N, E]", "v: T[H, N, E], bias: T[M, N]")
     .replace("/ sqrt(D))", "/ sqrt(D) + f32(bias[m, n]))")
 )
-RINGS = "m by 64, n by 16\n stage k, v by 2"
+RINGS = "m by 64, n by 16\n stage q by 1, k, v by 2"
 SEQUENCE = {"H": 1, "M": 320, "N": 75, "D": 16, "E": 16}
 MUTATED: dict[str, tuple[str, str, dict[str, int]]] = {
     "product": (PRODUCT, "m by 64, n by 64, k by 64\n stage a, b by 2", {"M": 72, "N": 136, "K": 320}),

@@ -70,7 +70,9 @@ def test_slopes_along_rows_and_columns(score: str, subset: str) -> None:
     assert np.abs(got.astype(float) - want).max() < 2e-3
     lines = steps(made.source).splitlines()
     converted = [x for x in lines if re.search(r"_start(_\d+)? = f32\(", x)]
-    copies = sum("_multiply_0(" in x for x in lines)  # of a step, and so of its elements' expression
+    copies = sum(
+        re.search(r"_multiply_\d+\(\w+, matrix_address", x) is not None for x in lines
+    )  # of a step, and so of its elements' expression
     assert len(converted) == conversions * copies
     assert sum("fma_f32(f32(0.3)" in x or "fma_f32(0.3" in x for x in lines) >= copies
 

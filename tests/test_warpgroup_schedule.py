@@ -134,10 +134,38 @@ def test_the_next_task_is_found_while_the_last_products_run(text: str) -> None:
     computing = source[source.index("else:") : source.index("cuda.jit", source.index("else:"))]
     assert "log2_f32" not in computing[computing.index("while task < tasks") :]
     before, after = computing.split("next_m_0 = ", 1)
-    started, settled = before.rindex("_multiply_"), before.rindex("_settle_")
+    started, settled = before.rindex("_multiply_"), before.rfind("_settle_")
     assert started > settled or text == PRODUCT
     assert re.search(r"_settle_\d+\(\w", after[: after.index("boxes_read_0")])
-    assert computing.count("task += ") == (2 if text == ATTENTION else 1)
+    assert computing.count("task += ") == 1
+
+
+def test_a_task_starts_while_the_one_before_ends() -> None:
+    """Its first scores are under way when the results before it are made; `skew steps` leaves tasks apart."""
+    sizes = {"H": 8, "M": 1024, "N": 1024, "D": 64}
+    made = compiled("tile m by 128, n by 128", sizes=sizes)
+    assert made.schedule.skew == "all"
+    first = made.source[made.source.index("if started == 0 and") :]
+    starts = [m.start() for m in re.finditer(r"_multiply_\d+\(", first)]
+    waits = [m.start() for m in re.finditer(r"_settle_\d+\(", first)]
+    stored = first.index("store_box_")
+    assert starts[1] < waits[0] < stored < waits[1]
+    apart = compiled("tile m by 128, n by 128\nskew steps", sizes=sizes)
+    assert apart.schedule.skew == "steps"
+    assert "if waits" not in apart.source
+    told = [next(r.message for r in x.remarks if r.name == "roles") for x in (made, apart)]
+    assert ["a task's last products run with the next task's first" in x for x in told] == [True, False]
+
+
+def test_tasks_are_apart_where_that_was_measured_to_be_faster() -> None:
+    wide = {"H": 8, "M": 4096, "N": 4096, "D": 256}
+    assert compiled("", sizes=wide).schedule.skew == "steps"
+    assert compiled("skew all", sizes=wide).schedule.skew == "all"
+
+
+def test_blocks_of_one_task_have_none_to_overlap_with() -> None:
+    with pytest.raises(TileError, match="no task of `attention` can start"):
+        compiled("skew all\norder longest", sizes={"H": 8, "M": 4096, "N": 4096, "D": 128})
 
 
 def test_few_rows_take_one_warpgroup() -> None:

@@ -292,7 +292,10 @@ class Loops(TaskOverlap):
         with self.lines_of(o.last):
             self.text.line(f"if {o.waits} != 0:")
             with self.text.indented():
+                before = set(self.slots)
                 self.start_trails(s, cascade, packed)
+                for ring in set(self.slots) - before:  # nobody waits for these slots any more
+                    self.slots.pop(ring)
                 self.finish()
                 self.text.line(RESULTS)
 
