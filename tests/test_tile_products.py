@@ -113,6 +113,22 @@ def test_every_number_of_rows_is_cut_into_blocks() -> None:
         assert (c[[0, m + 1]] == 7).all()
 
 
+def test_every_number_of_columns_is_cut_into_vectors() -> None:
+    """Two at a time and one, of which the last is masked, whether columns are read in place or from a panel."""
+    panel = np.empty((65, 64), np.float32)
+    for n in range(1, 81):
+        a, b = drawn(np.float32, 13, 9), drawn(np.float32, 9, ROW)
+        for product in (
+            lambda c, a=a, b=b, n=n: onto(c, a, b, 13, n, 9, True),
+            lambda c, a=a, b=b, n=n: packing(c, a.T, np.ascontiguousarray(b.T), panel, 13, n, 9, True),
+        ):
+            c = np.full((15, ROW), 7, np.float32)
+            product(c)
+            np.testing.assert_array_equal(c[1:14, :n], a @ b[:, :n])
+            assert (c[1:14, n:] == 7).all()
+            assert (c[[0, 14]] == 7).all()
+
+
 def test_packed_operand_may_lie_anywhere() -> None:
     panel = np.empty((65, 64), np.float32)
     for m, n, k in SIZES:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 from llvmlite import ir
@@ -57,21 +57,28 @@ from .vectors import (
 )
 
 Builder = Any
+Masks = tuple[Any, ...]
+"""Of the vectors of a block, left to right; None: all lanes."""
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """Blocks of accumulators: `rows` of the blocks of `wide` vectors in a row, and of those of one vector (`narrow`), which
-    take the columns left over, greatest first. Loops along k take `unroll` steps at a time."""
+    """Blocks of accumulators: `rows` of the blocks of `wide` vectors in a row, and of those of two vectors (`double`) and of
+    one (`narrow`), which take the columns left over, greatest first. Loops along k take `unroll` steps at a time."""
 
     rows: tuple[int, ...]
     wide: int
     narrow: tuple[int, ...]
+    double: tuple[int, ...] = ()
     unroll: int = 4
+
+    def heights(self, vectors: int) -> tuple[int, ...]:
+        """Rows of the blocks of so many vectors, greatest first."""
+        return {self.wide: self.rows, 2: self.double, 1: self.narrow}[vectors]
 
 
 BLOCKS = {
-    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1)),
+    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1), (8, 4, 1)),
     32: Blocking((6, 4, 2, 1), 2, (6, 1)),
     16: Blocking((6, 4, 2, 1), 2, (6, 1)),
 }
@@ -141,6 +148,11 @@ class _Product:
     @property
     def vector(self) -> Any:
         return ir.VectorType(self.t, self.lanes)
+
+    @property
+    def whole(self) -> Masks:
+        """The masks of a whole panel's vectors: none."""
+        return (None,) * self.blocks.wide
 
     @property
     def several(self) -> bool:
@@ -243,7 +255,7 @@ class _Product:
                 self.vectors(b, [out, *sides[1:]], counts, j, part)
 
     def vectors(self, b: Builder, sides: list[Side], counts: list[Any], j: Any, part: _Part) -> None:
-        """The columns from j on, a panel at most, by masked vectors."""
+        """The columns from j on, a panel at most, by two vectors at a time and one, of which the last is masked."""
         _, n, k, fresh = counts
         count = _i64(self.blocks.wide * self.lanes)
         width = call(b, "llvm.smin.i64", I64, [b.sub(n, j), count])
@@ -251,10 +263,14 @@ class _Product:
             self.panel(b, sides, j, k, part, b.add(j, width), single=True),
             sides[0].at(b, _i64(0), j),
         )
-        with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
-            mask = first_lanes(b, b.sub(width, v), self.lanes)
-            narrow = out.at(b, _i64(0), v), part.left, panel.at(b, _i64(0), v)
-            self.matrices(b, narrow, (part.rows, k, fresh), mask, None, part.stack)
+        v, end = _i64(0), b.add(width, _i64(self.lanes - 1))
+        for vectors in (2, 1) if self.blocks.double else (1,):
+            with _steps(b, v, end, vectors * self.lanes) as v:
+                last = b.sub(b.sub(width, v), _i64((vectors - 1) * self.lanes))
+                masks = (*[None] * (vectors - 1), first_lanes(b, last, self.lanes))
+                narrow = out.at(b, _i64(0), v), part.left, panel.at(b, _i64(0), v)
+                self.matrices(b, narrow, (part.rows, k, fresh), masks, None, part.stack)
+            v = b._last_index
 
     # -- the operand whose elements are taken one at a time
 
@@ -354,31 +370,32 @@ class _Product:
         b: Builder,
         sides: tuple[Side, Left, Side],
         counts: tuple[Any, Any, Any],
-        mask: Any,
+        masks: Masks | None,
         ahead: Callable[[Any], Runs] | None,
         stack: Stack | None,
     ) -> None:
         """All rows: those of each matrix of a stack."""
         if stack is None:
-            self.rows(b, sides, counts, mask, ahead)
+            self.rows(b, sides, counts, masks, ahead)
             return
         c, a, panel = sides
         with _steps(b, _i64(0), stack.count, 1) as s:
             out = replace(c, address=_moved(b, c.address, s, stack.c_apart))
-            self.rows(b, (out, a.moved(b, s, stack.a_apart), panel), counts, mask, ahead)
+            self.rows(b, (out, a.moved(b, s, stack.a_apart), panel), counts, masks, ahead)
 
     def rows(
         self,
         b: Builder,
         sides: tuple[Side, Left, Side],
         counts: tuple[Any, Any, Any],
-        mask: Any,
+        masks: Masks | None,
         ahead: Callable[[Any], Runs] | None,
     ) -> None:
-        """Blocks of rows: of whole panels, or with a mask of one vector of columns."""
+        """Blocks of rows: of whole panels, or with masks of fewer vectors of columns."""
         c, a, right = sides
         m, k, fresh = counts
-        heights, wide = (self.blocks.rows, self.blocks.wide) if mask is None else (self.blocks.narrow, 1)
+        wide = self.blocks.wide if masks is None else len(masks)
+        heights = self.blocks.heights(wide)
         if a.in_slivers:
             heights = tuple(x for x in heights if x <= SLIVER)
             heights = heights if heights[0] == SLIVER else (SLIVER, *heights)
@@ -388,13 +405,13 @@ class _Product:
             end = _in_even_blocks(b, m) if even and height == heights[0] else m
             with _steps(b, done, end, height) as i:
                 wanted = None
-                if self.pack is not None and mask is None and height == heights[0]:
+                if self.pack is not None and masks is None and height == heights[0]:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
                 operands = a.block(b, i, height), right
-                coming = self.coming(b, a, i, height, (m, k)) if mask is None else None
+                coming = self.coming(b, a, i, height, (m, k)) if masks is None else None
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, operands, (k, fresh), wide, mask, wanted, coming)
+                self.block(b, places, operands, (k, fresh), masks or self.whole, wanted, coming)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -419,31 +436,31 @@ class _Product:
         places: list[Side],
         operands: tuple[Side, Side],
         counts: tuple[Any, Any],
-        wide: int,
-        mask: Any,
+        masks: Masks,
         wanted: tuple[Runs, Runs] | None,
         coming: Coming | None,
     ) -> None:
         """One block of accumulators, in registers through loops along k, which ask for memory on the way: the greatest of
         those that copy for what is `wanted`, those that read a in place for what is `coming` of it."""
         k, fresh = counts
-        sums = self.start(b, places, fresh, mask)
+        wide = len(masks)
+        sums = self.start(b, places, fresh, masks)
         at: tuple[Any, list[Any]] = (_i64(0), sums)
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
         elif coming is not None:
             at = self.asking_for(b, at, operands, k, coming)
         elif wide > 1:
-            at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
-        _, sums = self.along_k(b, at, operands, k, wide, mask, 1, wide == 1 and len(places) > 1)
-        for x, p in zip(sums, places, strict=True):
+            at = self.along_k(b, at, operands, k, masks, self.blocks.unroll)
+        _, sums = self.along_k(b, at, operands, k, masks, 1, wide == 1 and len(places) > 1)
+        for x, p, mask in zip(sums, places, cycle(masks), strict=False):
             self.write(b, x, p, mask)
 
-    def start(self, b: Builder, places: list[Side], fresh: Any, mask: Any) -> list[Any]:
+    def start(self, b: Builder, places: list[Side], fresh: Any, masks: Masks) -> list[Any]:
         """What a block holds, or zeros where nothing is there yet: it is then not read."""
         before = b.block
         with b.if_then(b.not_(fresh)):
-            held = [self.read(b, p, mask) for p in places]
+            held = [self.read(b, p, mask) for p, mask in zip(places, cycle(masks), strict=False)]
             inside = b.block
         sums = []
         for x in held:
@@ -470,7 +487,7 @@ class _Product:
             *sums, address, distance, count = values
             for at in range(0, self.run, LINE):
                 prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
-            sums = self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
+            sums = self.unrolled(b, step, sums, operands, self.whole, ASKING)
             count = b.add(count, _i64(1))
             turn = b.icmp_signed("==", count, _i64(rows))
             following = b.gep(address, [distance], source_etype=I8)
@@ -515,7 +532,7 @@ class _Product:
             with b.if_then(coming.due):
                 for i, j in product(range(rows), range(columns)):
                     prefetch(b, first.at(b, _i64(i), _i64(j)).address)
-            return self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
+            return self.unrolled(b, step, sums, operands, self.whole, ASKING)
 
         return folded_steps(b, start[0], k, ASKING, start[1], ask, written_out=False)
 
@@ -525,8 +542,7 @@ class _Product:
         start: tuple[Any, list[Any]],
         operands: tuple[Side, Side],
         k: Any,
-        wide: int,
-        mask: Any,
+        masks: Masks,
         together: int,
         written_out: bool = True,
     ) -> tuple[Any, list[Any]]:
@@ -534,7 +550,7 @@ class _Product:
         writes it out, unless it takes what a loop of more steps has left, or waits for one sum anyway."""
 
         def step(at: Any, sums: list[Any]) -> list[Any]:
-            return self.unrolled(b, at, sums, operands, wide, mask, together)
+            return self.unrolled(b, at, sums, operands, masks, together)
 
         return folded_steps(b, start[0], k, together, start[1], step, written_out)
 
@@ -544,25 +560,25 @@ class _Product:
         at: Any,
         sums: list[Any],
         operands: tuple[Side, Side],
-        wide: int,
-        mask: Any,
+        masks: Masks,
         together: int,
     ) -> list[Any]:
         """The accumulators after so many steps along k."""
         a, right = operands
         for u in range(together):
             here = b.add(at, _i64(u))
-            sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
+            sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), masks)
         return sums
 
-    def products(self, b: Builder, sums: list[Any], a: Side, right: Side, wide: int, mask: Any) -> list[Any]:
+    def products(self, b: Builder, sums: list[Any], a: Side, right: Side, masks: Masks) -> list[Any]:
         """The accumulators after one step along k."""
-        thin = Thin(self.t)
+        thin, wide = Thin(self.t), len(masks)
         size = _i64(_size(self.t))
-        there = None if self.pack is not None else mask  # panels are whole vectors
+        if self.pack is not None:
+            masks = (None,) * wide  # panels are whole vectors
         vectors = [
-            read_dense(b, _moved(b, right.address, _i64(v * self.lanes), size), self.t, self.lanes, there)
-            for v in range(wide)
+            read_dense(b, _moved(b, right.address, _i64(v * self.lanes), size), self.t, self.lanes, mask)
+            for v, mask in enumerate(masks)
         ]
         out = []
         for i in range(len(sums) // wide):
