@@ -99,13 +99,13 @@ class _Call:
         self.arguments: tuple[Any, ...] | None = arguments
         self.helping = 0
         self.lock = threading.Lock()
-        self.queue = np.zeros(LENGTH, np.int64)
-        self.address = int(self.queue.ctypes.data)
+        self.cells = _crew.free_cells()
+        self.queue, self.address = self.cells
         self.queue[END], self.queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
         self.finished = threading.Lock()
         self.finished.acquire()
         self.failure: BaseException | None = None
-        self.spins = threads() <= _processors()
+        self.spins = _limit is None or _limit <= _processors()
         """Threads that share processors do not look: they would keep another from working."""
         self.processor = _processor() if self.spins else None
 
@@ -130,8 +130,8 @@ class _Call:
         with self.lock:
             self.arguments = None
             helping = self.helping
-        if helping:
-            _waiting()(self.address + 8 * LEFT, helping, LOOKS * self.spins)
+        if not helping or _waiting()(self.address + 8 * LEFT, helping, LOOKS * self.spins):
+            _crew.cells.append(self.cells)
 
     def help(self) -> None:
         """Work in another thread than the caller's, which learns of the end and of failures."""
@@ -196,8 +196,20 @@ class _Crew:
 
     def __init__(self) -> None:
         self.waiting: deque[_Worker] = deque()
+        self.cells: deque[tuple[Any, int]] = deque()
+        """Queues that no call uses, and their addresses, which take longer to ask for than the rest of a call."""
         self.count = 0
         self.lock = threading.Lock()
+
+    def free_cells(self) -> tuple[Any, int]:
+        """A queue without tasks, and its address."""
+        try:
+            queue, address = self.cells.pop()
+        except IndexError:
+            queue = np.zeros(LENGTH, np.int64)
+            return queue, int(queue.ctypes.data)
+        queue.fill(0)
+        return queue, address
 
     def idle(self, wanted: int) -> list[_Worker]:
         """Up to so many workers that are idle, made where the process has too few."""

@@ -63,22 +63,26 @@ Masks = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Blocking:
-    """Blocks of accumulators: `rows` of the blocks of `wide` vectors in a row, and of those of two vectors (`double`) and of
-    one (`narrow`), which take the columns left over, greatest first. Loops along k take `unroll` steps at a time."""
+    """Blocks of accumulators: `rows` of the blocks of `wide` vectors in a row, and of those of one vector (`narrow`), which
+    take the columns left over, greatest first; of these columns two vectors at a time and `double` rows where there are as
+    many (0: none are so wide). Loops along k take `unroll` steps at a time."""
 
     rows: tuple[int, ...]
     wide: int
     narrow: tuple[int, ...]
-    double: tuple[int, ...] = ()
+    double: int = 0
     unroll: int = 4
 
-    def heights(self, vectors: int) -> tuple[int, ...]:
-        """Rows of the blocks of so many vectors, greatest first."""
-        return {self.wide: self.rows, 2: self.double, 1: self.narrow}[vectors]
+    def heights(self, vectors: int, in_slivers: bool) -> tuple[int, ...]:
+        """Rows of the blocks of so many vectors, greatest first; of those in slivers none is higher."""
+        every = {self.wide: self.rows, 2: (self.double,), 1: self.narrow}[vectors]
+        if not in_slivers or every[0] == SLIVER:
+            return every
+        return (SLIVER, *(x for x in every if x < SLIVER))
 
 
 BLOCKS = {
-    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1), (8, 4, 1)),
+    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1), 8),
     32: Blocking((6, 4, 2, 1), 2, (6, 1)),
     16: Blocking((6, 4, 2, 1), 2, (6, 1)),
 }
@@ -236,12 +240,12 @@ class _Product:
         c, (_, n, k, fresh), count = sides[0], counts, self.blocks.wide * self.lanes
         whole = b.sub(n, b.srem(n, _i64(count)))
         with self.parts(b, sides, counts) as part:
-            out, heights = c.at(b, part.first, _i64(0)), (part.rows, k, fresh)
+            out, counted = c.at(b, part.first, _i64(0)), ((_i64(0), part.rows), k, fresh)
             with _steps(b, _i64(0), n, count) as j:
                 panel = self.panel(b, sides, j, k, part, whole)
-                ahead = self.ahead(b, panel, k, part.rows)
+                ahead = self.ahead(b, sides[2].at(b, _i64(0), j), panel, k, part)
                 left = replace(part.left, unseen=b.icmp_signed("==", j, _i64(0)))
-                self.matrices(b, (out.at(b, _i64(0), j), left, panel), heights, None, ahead, part.stack)
+                self.matrices(b, (out.at(b, _i64(0), j), left, panel), counted, None, ahead, part.stack)
             j = b._last_index
             with b.if_then(b.icmp_signed("<", j, n)):
                 self.vectors(b, [out, *sides[1:]], counts, j, part)
@@ -255,7 +259,8 @@ class _Product:
                 self.vectors(b, [out, *sides[1:]], counts, j, part)
 
     def vectors(self, b: Builder, sides: list[Side], counts: list[Any], j: Any, part: _Part) -> None:
-        """The columns from j on, a panel at most, by two vectors at a time and one, of which the last is masked."""
+        """The columns from j on, a panel at most: of two vectors together the rows that fill blocks, else vector by vector;
+        the last is masked."""
         _, n, k, fresh = counts
         count = _i64(self.blocks.wide * self.lanes)
         width = call(b, "llvm.smin.i64", I64, [b.sub(n, j), count])
@@ -263,14 +268,24 @@ class _Product:
             self.panel(b, sides, j, k, part, b.add(j, width), single=True),
             sides[0].at(b, _i64(0), j),
         )
-        v, end = _i64(0), b.add(width, _i64(self.lanes - 1))
-        for vectors in (2, 1) if self.blocks.double else (1,):
-            with _steps(b, v, end, vectors * self.lanes) as v:
-                last = b.sub(b.sub(width, v), _i64((vectors - 1) * self.lanes))
-                masks = (*[None] * (vectors - 1), first_lanes(b, last, self.lanes))
-                narrow = out.at(b, _i64(0), v), part.left, panel.at(b, _i64(0), v)
-                self.matrices(b, narrow, (part.rows, k, fresh), masks, None, part.stack)
-            v = b._last_index
+        end, paired, tall = b.add(width, _i64(self.lanes - 1)), _i64(0), _i64(0)
+
+        def blocks(v: Any, rows: tuple[Any, Any], vectors: int) -> None:
+            last = b.sub(b.sub(width, v), _i64((vectors - 1) * self.lanes))
+            masks = (*[None] * (vectors - 1), first_lanes(b, last, self.lanes))
+            left = replace(part.left, unseen=b.icmp_signed("==", b.add(j, v), _i64(0)))
+            narrow = out.at(b, _i64(0), v), left, panel.at(b, _i64(0), v)
+            self.matrices(b, narrow, (rows, k, fresh), masks, None, part.stack)
+
+        if self.blocks.double:
+            (height,) = self.blocks.heights(2, part.left.in_slivers)
+            tall = b.sub(part.rows, b.urem(part.rows, _i64(height)))
+            with _steps(b, _i64(0), end, 2 * self.lanes) as v:
+                blocks(v, (_i64(0), tall), 2)
+            paired = b._last_index
+        with _steps(b, _i64(0), end, self.lanes) as v:
+            first = b.select(b.icmp_signed("<", v, paired), tall, _i64(0))
+            blocks(v, (first, part.rows), 1)
 
     # -- the operand whose elements are taken one at a time
 
@@ -322,8 +337,7 @@ class _Product:
             return given
         run, columns = _i64(self.run), self.blocks.wide * self.lanes
         stride = b.add(b.mul(k, run), _i64(LINE))  # not 2^n apart, which would be the same sets of a cache
-        lies_across = isinstance(given.column, ir.Constant) and not self.pack.runs_along(given)
-        together = 1 if single or lies_across else max(1, TOGETHER // columns)
+        together = 1 if single else self.together(given)
         number = b.udiv(j, _i64(columns))
         among = b.urem(number, _i64(together))
         place = among if part.several is None else b.select(part.several, number, among)
@@ -346,19 +360,33 @@ class _Product:
                 to = replace(to, address=_moved(b, to.address, b.mul(p, k), to.column))
             panels.copy(b, to, given, [k, width])
 
-    def ahead(self, b: Builder, panel: Side, k: Any, m: Any) -> Callable[[Any], Runs] | None:
-        """By rows of c, what of the next panel to ask for: a share for each block of rows."""
+    def ahead(
+        self, b: Builder, given: Side, panel: Side, k: Any, part: _Part
+    ) -> Callable[[Any], Runs] | None:
+        """By rows of c, what to ask for, a share for each block of rows: of the next panel, or where that is still to be
+        copied of what it will be copied from, if its rows are dense."""
         if self.pack is None:
             return None
         run, height = _i64(self.run), _i64(self.blocks.rows[0])
+        source = given.at(b, _i64(0), _i64(self.together(given) * self.blocks.wide * self.lanes))
+        dense = b.icmp_signed("==", given.column, _i64(_size(self.pack.source)))
+        copies = dense if part.copies is None else b.and_(dense, part.copies)
         following = _moved(b, panel.address, k, run, _i64(1), _i64(LINE))
-        blocks = b.add(b.udiv(m, height), _i64(1))
+        first = b.select(copies, source.address, following)
+        distance = b.select(copies, source.row, run)
+        blocks = b.add(b.udiv(part.rows, height), _i64(1))
         share = b.udiv(b.add(k, b.sub(blocks, _i64(1))), blocks)
 
         def wanted(i: Any) -> Runs:
-            return Runs(_moved(b, following, b.mul(b.udiv(i, height), share), run), run)
+            return Runs(_moved(b, first, b.mul(b.udiv(i, height), share), distance), distance)
 
         return wanted
+
+    def together(self, given: Side) -> int:
+        """How many panels of an operand are copied at a time."""
+        assert self.pack is not None
+        lies_across = isinstance(given.column, ir.Constant) and not self.pack.runs_along(given)
+        return 1 if lies_across else max(1, TOGETHER // (self.blocks.wide * self.lanes))
 
     @property
     def run(self) -> int:
@@ -369,12 +397,12 @@ class _Product:
         self,
         b: Builder,
         sides: tuple[Side, Left, Side],
-        counts: tuple[Any, Any, Any],
+        counts: tuple[tuple[Any, Any], Any, Any],
         masks: Masks | None,
         ahead: Callable[[Any], Runs] | None,
         stack: Stack | None,
     ) -> None:
-        """All rows: those of each matrix of a stack."""
+        """The rows of each matrix of a stack."""
         if stack is None:
             self.rows(b, sides, counts, masks, ahead)
             return
@@ -387,19 +415,15 @@ class _Product:
         self,
         b: Builder,
         sides: tuple[Side, Left, Side],
-        counts: tuple[Any, Any, Any],
+        counts: tuple[tuple[Any, Any], Any, Any],
         masks: Masks | None,
         ahead: Callable[[Any], Runs] | None,
     ) -> None:
-        """Blocks of rows: of whole panels, or with masks of fewer vectors of columns."""
+        """Blocks of the rows from the first to the last of `counts`: of whole panels, or with masks of fewer vectors."""
         c, a, right = sides
-        m, k, fresh = counts
+        (done, m), k, fresh = counts
         wide = self.blocks.wide if masks is None else len(masks)
-        heights = self.blocks.heights(wide)
-        if a.in_slivers:
-            heights = tuple(x for x in heights if x <= SLIVER)
-            heights = heights if heights[0] == SLIVER else (SLIVER, *heights)
-        done = _i64(0)
+        heights = self.blocks.heights(wide, a.in_slivers)
         even = self.pack is None and heights[:2] == EVEN and 2 * wide < IN_FLIGHT
         for height in heights if not even else (*EVEN, 1):
             end = _in_even_blocks(b, m) if even and height == heights[0] else m
@@ -409,7 +433,7 @@ class _Product:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
                 operands = a.block(b, i, height), right
-                coming = self.coming(b, a, i, height, (m, k)) if masks is None else None
+                coming = self.coming(b, a, i, height, (m, k)) if height == heights[0] else None
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
                 self.block(b, places, operands, (k, fresh), masks or self.whole, wanted, coming)
             done = b._last_index
@@ -449,10 +473,11 @@ class _Product:
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
         elif coming is not None:
-            at = self.asking_for(b, at, operands, k, coming)
+            at = self.asking_for(b, at, operands, k, masks, coming)
         elif wide > 1:
             at = self.along_k(b, at, operands, k, masks, self.blocks.unroll)
-        _, sums = self.along_k(b, at, operands, k, masks, 1, wide == 1 and len(places) > 1)
+        alone = wide == 1 and wanted is None and coming is None and len(places) > 1
+        _, sums = self.along_k(b, at, operands, k, masks, 1, written_out=alone)
         for x, p, mask in zip(sums, places, cycle(masks), strict=False):
             self.write(b, x, p, mask)
 
@@ -520,21 +545,28 @@ class _Product:
         return Coming(a.side.at(b, *at), b.and_(a.unseen, first))
 
     def asking_for(
-        self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, coming: Coming
+        self,
+        b: Builder,
+        start: tuple[Any, list[Any]],
+        operands: tuple[Side, Side],
+        k: Any,
+        masks: Masks,
+        coming: Coming,
     ) -> tuple[Any, list[Any]]:
-        """The loop along k, which after every `ASKING` steps asks for as many columns of what is coming."""
-        turns = max(1, LINE // (ASKING * _size(self.t))) if coming.rows else 1
-        rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, ASKING)
+        """The loop along k, which after every few steps asks for as many columns of what is coming."""
+        few = ASKING if masks == self.whole else self.blocks.unroll
+        turns = max(1, LINE // (few * _size(self.t))) if coming.rows else 1
+        rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, few)
 
         def ask(step: Any, sums: list[Any]) -> list[Any]:
-            turn = b.urem(b.udiv(step, _i64(ASKING)), _i64(turns))
+            turn = b.urem(b.udiv(step, _i64(few)), _i64(turns))
             first = coming.side.at(b, b.mul(turn, _i64(rows)), step)
             with b.if_then(coming.due):
                 for i, j in product(range(rows), range(columns)):
                     prefetch(b, first.at(b, _i64(i), _i64(j)).address)
-            return self.unrolled(b, step, sums, operands, self.whole, ASKING)
+            return self.unrolled(b, step, sums, operands, masks, few)
 
-        return folded_steps(b, start[0], k, ASKING, start[1], ask, written_out=False)
+        return folded_steps(b, start[0], k, few, start[1], ask, written_out=False)
 
     def along_k(
         self,
