@@ -114,7 +114,8 @@ def compile_kernel(
         if tier == "wgmma" and measure is not None:
             fused = with_ranges_ahead(fused, target, sizes, machine or rates(target), measure, remarks)
             ledger = replace(ledger, resources=launches(fused))
-        reason = choose_tier(fused, target, tier, remarks)
+        reason = None if asked.tier else slower_on_units(fused, tier)
+        reason = reason or choose_tier(fused, target, tier, remarks)
         if reason is None:
             break
         if schedule is not None and (schedule.tier is not None or line):
@@ -263,6 +264,20 @@ MATRIX_UNITS = {
     ),
 }
 """Tiers with matrix units: why a program does not fit one, and what its products run through."""
+
+
+def slower_on_units(fused: Fused, tier: str | None) -> str | None:
+    """Why the matrix unit of a CPU is not worth its copies: of products that follow one another it has both operands of each
+    copied in every step, and what is computed between them rounded and copied too."""
+    chains = (
+        [p.name for p in fused.module.programs if cpu_lanes.lane_axis(p)] if tier == cpu_narrow.TIER else []
+    )
+    if not chains:
+        return None
+    return (
+        f"{', '.join(chains)}: products that follow one another stay in f32, which is 1.5 to 1.7 times as fast (attention "
+        f"of 32 to 256 columns with AMX); `tier {tier}` in a schedule takes the unit"
+    )
 
 
 def choose_tier(fused: Fused, target: Target, tier: str | None, remarks: Remarks) -> str | None:

@@ -144,6 +144,8 @@ class _Product:
     blocks: Blocking
     stack: Stack | None = None
     chain: Chain | None = None
+    whole: bool = False
+    """Are there as many columns as fill panels?"""
 
     @property
     def lanes(self) -> int:
@@ -154,8 +156,8 @@ class _Product:
         return ir.VectorType(self.t, self.lanes)
 
     @property
-    def whole(self) -> Masks:
-        """The masks of a whole panel's vectors: none."""
+    def no_masks(self) -> Masks:
+        """Those of a whole panel."""
         return (None,) * self.blocks.wide
 
     @property
@@ -247,8 +249,9 @@ class _Product:
                 left = replace(part.left, unseen=b.icmp_signed("==", j, _i64(0)))
                 self.matrices(b, (out.at(b, _i64(0), j), left, panel), counted, None, ahead, part.stack)
             j = b._last_index
-            with b.if_then(b.icmp_signed("<", j, n)):
-                self.vectors(b, [out, *sides[1:]], counts, j, part)
+            if not self.whole:
+                with b.if_then(b.icmp_signed("<", j, n)):
+                    self.vectors(b, [out, *sides[1:]], counts, j, part)
 
     def singly(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """All columns by masked vectors, for a c whose columns lie apart."""
@@ -435,7 +438,7 @@ class _Product:
                 operands = a.block(b, i, height), right
                 coming = self.coming(b, a, i, height, (m, k)) if height == heights[0] else None
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, operands, (k, fresh), masks or self.whole, wanted, coming)
+                self.block(b, places, operands, (k, fresh), masks or self.no_masks, wanted, coming)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -512,7 +515,7 @@ class _Product:
             *sums, address, distance, count = values
             for at in range(0, self.run, LINE):
                 prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
-            sums = self.unrolled(b, step, sums, operands, self.whole, ASKING)
+            sums = self.unrolled(b, step, sums, operands, self.no_masks, ASKING)
             count = b.add(count, _i64(1))
             turn = b.icmp_signed("==", count, _i64(rows))
             following = b.gep(address, [distance], source_etype=I8)
@@ -554,7 +557,7 @@ class _Product:
         coming: Coming,
     ) -> tuple[Any, list[Any]]:
         """The loop along k, which after every few steps asks for as many columns of what is coming."""
-        few = ASKING if masks == self.whole else self.blocks.unroll
+        few = ASKING if masks == self.no_masks else self.blocks.unroll
         turns = max(1, LINE // (few * _size(self.t))) if coming.rows else 1
         rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, few)
 
@@ -827,19 +830,30 @@ def _counts(context: Any, b: Builder, kinds: Any, args: Any) -> list[Any]:
     return [context.cast(b, x, t, types.int64) for x, t in zip(args, kinds, strict=True)]
 
 
-@intrinsic
-def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
-    """c[:m, :n] += a[:m, :k] · b[:k, :n], or = where `fresh`; columns of b are dense."""
-    kinds = [c, a, b]
-    if any(x.dtype != c.dtype for x in kinds) or b.column is None:
-        return None
+def _in_place(whole: bool) -> Any:
+    @intrinsic
+    def operation(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
+        kinds = [c, a, b]
+        dense = b.column is not None and (c.column is not None or not whole)
+        if any(x.dtype != c.dtype for x in kinds) or not dense:
+            return None
 
-    def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-        counts = [*_counts(context, builder, sig.args[3:6], args[3:6]), args[6]]
-        write = _Product(context.get_data_type(c.dtype), None, BLOCKS[REGISTER_BYTES]).body
-        return _call_once(context, builder, "multiply", kinds, list(args[:3]), counts, write)
+        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+            rows, columns, steps = _counts(context, builder, sig.args[3:6], args[3:6])
+            made = _Product(context.get_data_type(c.dtype), None, BLOCKS[REGISTER_BYTES], whole=whole)
+            if whole:
+                columns = multiple(builder, columns, made.blocks.wide * made.lanes)
+            counts, name = [rows, columns, steps, args[6]], f"multiply{'_whole' * whole}"
+            return _call_once(context, builder, name, kinds, list(args[:3]), counts, made.body)
 
-    return types.void(c, a, b, m, n, k, types.boolean), emit
+        return types.void(c, a, b, m, n, k, types.boolean), emit
+
+    return operation
+
+
+multiply, multiply_whole = _in_place(False), _in_place(True)
+"""`multiply(c, a, b, m, n, k, fresh)`: c[:m, :n] += a[:m, :k] · b[:k, :n], or = where `fresh`; columns of b are dense.
+`multiply_whole` takes n for the next multiple of the columns that a block has; those of c are dense too."""
 
 
 def _multiplication(
