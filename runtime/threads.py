@@ -137,8 +137,6 @@ class _Call:
         """Work in another thread than the caller's, which learns of the end and of failures."""
         if self.queue[NEXT] >= self.tasks:
             return
-        if self.processor is not None and _processor() == self.processor:
-            _leave(self.processor)
         with self.lock:
             arguments = self.arguments
             self.helping += arguments is not None
@@ -161,6 +159,9 @@ class _Worker(threading.Thread):
     counts the tasks that are taken, 0 where none is new. The worker starts when the caller has taken one and so let go of
     the interpreter's lock; sooner it would fall asleep over that.
 
+    A worker is kept off the caller's processor before it is woken: a scheduler may wake it there although another is idle,
+    and it then waits for milliseconds until the caller's turn is over.
+
     Only the caller that has taken a worker from the crew gives to it. It puts the worker back when all tasks are done, so
     that the worker, which may still be on its way back from them, is there for the next call.
     """
@@ -171,15 +172,27 @@ class _Worker(threading.Thread):
         self.given = threading.Lock()
         self.given.acquire()
         self.calls: deque[_Call] = deque()
+        self.kept_off: int | None = None
+        """The processor that this thread may not run on."""
 
     def give(self, call: _Call) -> None:
         """Have the worker help, now or when it is back."""
+        if call.processor != self.kept_off and call.processor is not None:
+            self._keep_off(call.processor)
         self.next[0] = (
             call.address + 8 * NEXT
         )  # before it is in line, where it is kept until it is no longer next
         self.calls.append(call)
         with suppress(RuntimeError):  # released before, and not yet noticed
             self.given.release()
+
+    def _keep_off(self, processor: int) -> None:
+        """Let this thread run on the caller's processors but for one, which the caller takes itself."""
+        others = os.sched_getaffinity(0) - {processor}
+        if others and self.native_id is not None:
+            with suppress(OSError):  # where the system lets no thread move another
+                os.sched_setaffinity(self.native_id, others)
+            self.kept_off = processor
 
     def run(self) -> None:
         is_begun, place = _watching(), int(self.next.ctypes.data)
@@ -257,16 +270,6 @@ def _asking_processor() -> Callable[[], int] | None:
 
     found: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
     return found
-
-
-def _leave(processor: int) -> None:
-    """Move this thread to another processor, and let it run on any again. A scheduler may wake a worker on the caller's own
-    processor, and was seen to leave both there for seconds, while another was idle."""
-    allowed = os.sched_getaffinity(0)
-    others = allowed - {processor}
-    if others:
-        os.sched_setaffinity(0, others)
-        os.sched_setaffinity(0, allowed)
 
 
 @cache
