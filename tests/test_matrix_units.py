@@ -214,20 +214,28 @@ def test_the_tier_is_chosen_where_the_target_and_the_operands_have_it() -> None:
     for other in (made("product", DType.BF16, CPU), made("product", DType.F32, AMX)):
         assert tier_of(other) == "loops"
         assert "matrix_units" not in other.source
-    precise = made("product", DType.BF16, AMX, options=Options(precise=True))
+    precise = made("attention", DType.BF16, AMX, options=Options(precise=True))
     assert tier_of(precise) == "loops"
 
 
-def test_products_that_follow_one_another_stay_in_f32() -> None:
-    c = made("attention", DType.BF16, AMX)
+def test_products_that_follow_one_another_stay_in_f32_without_tiles() -> None:
+    vectors = CpuTarget("cpu", ("avx512_bf16",))
+    c = made("attention", DType.BF16, vectors)
     assert tier_of(c) == "loops"
     (remark,) = [r for r in c.remarks if r.name == "matrix-units"]
     assert remark.kind == "missed"
-    assert "`tier matrix` in a schedule takes the unit" in remark.message
+    assert "`tier matrix` in a schedule takes it" in remark.message
+    stated = Schedule("s", "attention", "cpu", tier="matrix")
+    for other in (
+        made("attention", DType.BF16, vectors, schedule=stated),
+        made("product", DType.BF16, vectors),
+    ):
+        assert tier_of(other) == "matrix"
+    assert tier_of(made("attention", DType.BF16, AMX)) == "matrix"
 
 
 def test_both_products_of_attention_and_the_remark() -> None:
-    c = made("attention", DType.BF16, AMX, schedule=Schedule("s", "attention", "cpu", tier="matrix"))
+    c = made("attention", DType.BF16, AMX)
     assert c.source.count("multiply_bf16(") >= 2
     assert " multiply(" not in c.source
     (remark,) = [r for r in c.remarks if r.name == "matrix-units"]
@@ -237,7 +245,7 @@ def test_both_products_of_attention_and_the_remark() -> None:
 
 def test_two_computed_operands_stay_f32() -> None:
     """a · b meets a stored bf16; exp(…) · c does not."""
-    source = made("chained", DType.F32, AMX, schedule=Schedule("s", "chained", "cpu", tier="matrix")).source
+    source = made("chained", DType.F32, AMX).source
     assert source.count("multiply_bf16(") == 1
     assert "multiply(" in source.replace("multiply_bf16(", "")
 
