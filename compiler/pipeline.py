@@ -114,7 +114,8 @@ def compile_kernel(
         if tier == "wgmma" and measure is not None:
             fused = with_ranges_ahead(fused, target, sizes, machine or rates(target), measure, remarks)
             ledger = replace(ledger, resources=launches(fused))
-        reason = choose_tier(fused, target, tier, remarks)
+        reason = None if asked.tier else slower_on_units(fused, target, tier)
+        reason = reason or choose_tier(fused, target, tier, remarks)
         if reason is None:
             break
         if schedule is not None and (schedule.tier is not None or line):
@@ -252,6 +253,8 @@ def default_tiers(graph: Graph, target: Target, options: Options) -> tuple[str |
     return ("wgmma", "mma", None) if target.has_wgmma else ("mma", None)
 
 
+VECTORS_OF_BF16 = "avx512_bf16"
+"""What multiplies bf16 where there are no tiles: twice as many products an instruction as of f32."""
 WITHOUT_PRODUCT = (
     "no launch multiplies two tiles with rows and columns (a sum of products by single rows is none)"
 )
@@ -263,6 +266,24 @@ MATRIX_UNITS = {
     ),
 }
 """Tiers with matrix units: why a program does not fit one, and what its products run through."""
+
+
+def slower_on_units(fused: Fused, target: Target, tier: str | None) -> str | None:
+    """Why `vdpbf16ps` is not worth its copies: of products that follow one another both operands of each are copied in every
+    step, and what is computed between them is rounded first. Tiles of AMX, many times as fast, are."""
+    if (
+        tier != cpu_narrow.TIER
+        or not isinstance(target, CpuTarget)
+        or target.bf16_products != VECTORS_OF_BF16
+    ):
+        return None
+    chains = [p.name for p in fused.module.programs if cpu_lanes.lane_axis(p)]
+    if not chains:
+        return None
+    return (
+        f"{', '.join(chains)}: products that follow one another stay in f32, which is 1.5 to 1.7 times as fast as "
+        f"{VECTORS_OF_BF16} (measured at 32 to 256 columns); `tier {tier}` in a schedule takes it"
+    )
 
 
 def choose_tier(fused: Fused, target: Target, tier: str | None, remarks: Remarks) -> str | None:

@@ -28,8 +28,9 @@ from .threads import alone
 
 WORTH_SHARING_S = 500e-6
 """A launch whose shared work is predicted to take less runs on the calling thread. After a pause of 2 ms another thread
-begins 200 to 400 µs after it was called, and the caller loses about 200 µs; in calls that follow at once it is 120 and 50
-(two cores of a virtual machine). So a product of 256³ took 1.07 ms shared, in a run that was not kept, and takes 0.80 alone
+begins 200 to 400 µs after it was called, and the caller loses about 200 µs; in calls that follow at once it was 120 and 50
+(two cores of a virtual machine), and is 10 to 60 and 50 where the other thread still looks for calls
+(`threads.IDLE_LOOKS`). So a product of 256³ took 1.07 ms shared, in a run that was not kept, and takes 0.80 alone
 (cpu-avx2-gemm.json)."""
 
 

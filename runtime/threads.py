@@ -2,8 +2,9 @@
 
 A call gives a queue to the threads that are idle and works on it itself; whoever comes takes the next tasks (see
 `intrinsics.tasks`), and a thread that comes too late, or never, finds nothing to do and keeps nobody waiting. A worker looks
-out for the next call for some 50 µs before it sleeps, so that calls in a row are handed over in a few. This survives a fork
-and may be entered from several threads at once. Which thread runs a task never changes its result.
+out for the next call for some 1.5 ms before it sleeps, so that calls in a row are handed over in a few microseconds: waking
+it takes 100 and more. This survives a fork and may be entered from several threads at once. Which thread runs a task never
+changes its result.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from .intrinsics.queue import DONE, END, LEFT, LENGTH, NEXT, STEP
 PIECES_PER_THREAD = 32
 """Tasks are taken in at most this many pieces a thread, so that tasks of unequal length even out."""
 LOOKS = 1500
-"""How often an idle worker looks for a call before it sleeps."""
+"""How often a caller looks whether helpers have let go of its arguments, some 40 ns each."""
 LAST_LOOKS = 10 * LOOKS
 """How often a caller looks whether the last tasks are done before it sleeps: they end soon."""
+IDLE_LOOKS = 25 * LOOKS
+"""How often an idle worker looks for a call before it sleeps. OpenBLAS and libgomp look for 135 and 9 ms."""
 
 _limit: int | None = None
 
@@ -96,12 +99,15 @@ class _Call:
         self.arguments: tuple[Any, ...] | None = arguments
         self.helping = 0
         self.lock = threading.Lock()
-        self.queue = np.zeros(LENGTH, np.int64)
+        self.cells = _crew.free_cells()
+        self.queue, self.address = self.cells
         self.queue[END], self.queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
         self.finished = threading.Lock()
         self.finished.acquire()
         self.failure: BaseException | None = None
-        self.processor = _processor()
+        self.spins = _limit is None or _limit <= _processors()
+        """Threads that share processors do not look: they would keep another from working."""
+        self.processor = _processor() if self.spins else None
 
     def run(self) -> None:
         """Work with the others, and wait for what they have taken."""
@@ -111,7 +117,7 @@ class _Call:
                 worker.give(self)
             assert self.arguments is not None
             self.function(0, 0, self.queue, *self.arguments)
-            if not _waiting()(_place(self.queue, DONE), self.tasks, _looks(LAST_LOOKS)):
+            if not _waiting()(self.address + 8 * DONE, self.tasks, LAST_LOOKS * self.spins):
                 self.finished.acquire()
             self._let_go()
         finally:
@@ -124,15 +130,13 @@ class _Call:
         with self.lock:
             self.arguments = None
             helping = self.helping
-        if helping:
-            _waiting()(_place(self.queue, LEFT), helping, _looks(LOOKS))
+        if not helping or _waiting()(self.address + 8 * LEFT, helping, LOOKS * self.spins):
+            _crew.cells.append(self.cells)
 
     def help(self) -> None:
         """Work in another thread than the caller's, which learns of the end and of failures."""
         if self.queue[NEXT] >= self.tasks:
             return
-        if self.processor is not None and _processor() == self.processor:
-            _leave(self.processor)
         with self.lock:
             arguments = self.arguments
             self.helping += arguments is not None
@@ -151,7 +155,12 @@ class _Call:
 
 
 class _Worker(threading.Thread):
-    """Waits for a call, helps with it, waits again. `turn` counts calls given, in memory that compiled code can watch.
+    """Waits for a call, helps with it, waits again. `next[0]` is for compiled code that waits: where the latest call given
+    counts the tasks that are taken, 0 where none is new. The worker starts when the caller has taken one and so let go of
+    the interpreter's lock; sooner it would fall asleep over that.
+
+    A worker is kept off the caller's processor before it is woken: a scheduler may wake it there although another is idle,
+    and it then waits for milliseconds until the caller's turn is over.
 
     Only the caller that has taken a worker from the crew gives to it. It puts the worker back when all tasks are done, so
     that the worker, which may still be on its way back from them, is there for the next call.
@@ -159,26 +168,40 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="tileloom", daemon=True)
-        self.turn = np.zeros(8, np.int64)
+        self.next = np.zeros(LENGTH, np.int64)
         self.given = threading.Lock()
         self.given.acquire()
         self.calls: deque[_Call] = deque()
+        self.kept_off: int | None = None
+        """The processor that this thread may not run on."""
 
     def give(self, call: _Call) -> None:
         """Have the worker help, now or when it is back."""
+        if call.processor != self.kept_off and call.processor is not None:
+            self._keep_off(call.processor)
+        self.next[0] = (
+            call.address + 8 * NEXT
+        )  # before it is in line, where it is kept until it is no longer next
         self.calls.append(call)
         with suppress(RuntimeError):  # released before, and not yet noticed
             self.given.release()
-        self.turn[0] += 1
+
+    def _keep_off(self, processor: int) -> None:
+        """Let this thread run on the caller's processors but for one, which the caller takes itself."""
+        others = os.sched_getaffinity(0) - {processor}
+        if others and self.native_id is not None:
+            with suppress(OSError):  # where the system lets no thread move another
+                os.sched_setaffinity(self.native_id, others)
+            self.kept_off = processor
 
     def run(self) -> None:
-        is_reached, turn, helped = _waiting(), _place(self.turn, 0), 0
+        is_begun, place = _watching(), int(self.next.ctypes.data)
         while True:
-            is_reached(turn, helped + 1, _looks(LOOKS))
+            is_begun(place, IDLE_LOOKS if threads() <= _processors() else 0)
             self.given.acquire()
             while self.calls:
+                self.next[0] = 0
                 self.calls.popleft().help()
-                helped += 1
 
 
 class _Crew:
@@ -186,8 +209,20 @@ class _Crew:
 
     def __init__(self) -> None:
         self.waiting: deque[_Worker] = deque()
+        self.cells: deque[tuple[Any, int]] = deque()
+        """Queues that no call uses, and their addresses, which take longer to ask for than the rest of a call."""
         self.count = 0
         self.lock = threading.Lock()
+
+    def free_cells(self) -> tuple[Any, int]:
+        """A queue without tasks, and its address."""
+        try:
+            queue, address = self.cells.pop()
+        except IndexError:
+            queue = np.zeros(LENGTH, np.int64)
+            return queue, int(queue.ctypes.data)
+        queue.fill(0)
+        return queue, address
 
     def idle(self, wanted: int) -> list[_Worker]:
         """Up to so many workers that are idle, made where the process has too few."""
@@ -221,20 +256,10 @@ class _Crew:
 _crew = _Crew()
 
 
-def _place(cells: Any, index: int) -> int:
-    """The address of an element of an int64 array."""
-    return int(cells.ctypes.data) + 8 * index
-
-
-def _looks(most: int) -> int:
-    """None where threads are more than processors: who looks would keep another from working."""
-    return most if threads() <= _processors() else 0
-
-
 def _processor() -> int | None:
-    """The processor that this thread runs on; None where the system does not tell, or where threads share processors."""
+    """The processor that this thread runs on; None where the system does not tell."""
     ask = _asking_processor()
-    return ask() if ask is not None and threads() <= _processors() else None
+    return ask() if ask is not None else None
 
 
 @cache
@@ -247,21 +272,19 @@ def _asking_processor() -> Callable[[], int] | None:
     return found
 
 
-def _leave(processor: int) -> None:
-    """Move this thread to another processor, and let it run on any again. A scheduler may wake a worker on the caller's own
-    processor, and was seen to leave both there for seconds, while another was idle."""
-    allowed = os.sched_getaffinity(0)
-    others = allowed - {processor}
-    if others:
-        os.sched_setaffinity(0, others)
-        os.sched_setaffinity(0, allowed)
-
-
+@cache
 def _waiting() -> Callable[[int, int, int], int]:
     """The native function that waits; whoever shares no task never makes it."""
     from .waiting import is_reached
 
     return is_reached()
+
+
+def _watching() -> Callable[[int, int], int]:
+    """The native function with which a worker waits for a call."""
+    from .waiting import is_begun
+
+    return is_begun()
 
 
 def _forget() -> None:

@@ -922,6 +922,30 @@ def test_a_row_is_asked_for_while_what_it_holds_is_computed() -> None:
     assert lines[place + 1].startswith("z_sum = sum_lanes(")
 
 
+def test_the_next_row_is_asked_for_while_one_is_stored() -> None:
+    """Of the tensor that each task reads another row of, and of no other; nothing where a task has several rows."""
+    text = """kernel k(x: f32[B, M, N], w: f32[N], t: f32[M, B, N]) -> y: f32[B, M, N] {
+        y[b, m, n] = softmax[n](x[b, m, n] + w[n] + t[m, b, n])
+    }"""
+
+    def asked(tile: str) -> list[str]:
+        stated = parse_schedule(f"schedule s for k on cpu {{ tile {tile} }}")
+        made = compile_kernel(parse(text)["k"], CPU, {"B": 2, "M": 3, "N": 64}, schedule=stated)
+        lines = [line.strip() for line in made.source.splitlines()]
+        places = [i for i, line in enumerate(lines) if line.startswith("prefetch_read")]
+        assert all(any(x.startswith("store_some_wide(y, ") for x in lines[i + 1 : i + 4]) for i in places)
+        return [lines[i] for i in places]
+
+    rows = asked("m by 1, n by 64")
+    assert rows[0] == "prefetch_read_wide(x, (b, at(m + 1), n_0 + n_i))"
+    assert all("(x, (b, at(m + 1), " in line for line in rows)
+    assert asked("m by 2, n by 64") == []
+    x, w, t = drawn_alone(2, 3, 64), drawn_alone(64), drawn_alone(3, 2, 64)
+    kernel = tl.compile(parse(text)["k"], schedule="schedule s for k on cpu { tile m by 1, n by 64 }")
+    e = np.exp(x.astype(np.float64) + w + t.swapaxes(0, 1))
+    close(kernel(x, w, t), (e / e.sum(-1, keepdims=True)).astype(np.float32), 1e-5)
+
+
 def test_a_second_pass_over_other_values_computes_its_own() -> None:
     """The later loop reads the tensor that the earlier one changed, or differs in what it starts from."""
     text = """module r { tile r(x: inout f32[N], y: out f32[N]) { extents N
@@ -939,3 +963,43 @@ def test_a_second_pass_over_other_values_computes_its_own() -> None:
     got = compiled(text, {"x": x.copy()})
     close(got["y"].astype(np.float64), np.exp(once - x.astype(np.float64).sum()), 1e-5)
     assert "one tile" not in cpu.generate(module_of(text))
+
+
+def test_an_operand_is_computed_in_the_order_that_vectors_can() -> None:
+    """Masked values keep their tensor's order, whose last axis is dense, though the product sums over another."""
+    text = """kernel k(q: f32[M, D], k: f32[N, D], v: f32[N, D], keep: bool[N]) -> o: f32[M, D] {
+        s[m, n] = sum[d](q[m, d] * k[n, d])
+        p[m, n] = softmax[n | keep[n]](s[m, n])
+        o[m, d] = sum[n](p[m, n] * v[n, d])
+    }"""
+    made = compile_kernel(parse(text)["k"], CPU, {"M": 64, "N": 70, "D": 20})
+    lines = [line.strip() for line in made.source.splitlines()]
+    (stored,) = (i for i, line in enumerate(lines) if "store(" in line and "_some(v, " in line)
+    assert lines[stored].startswith("store(sum_n_2_operand, (n_i, d), select(keep_tile[n_i], ")
+    q, k, v = drawn_alone(64, 20), drawn_alone(70, 20) * np.float32(0.3), drawn_alone(70, 20)
+    keep = np.arange(70) % 3 != 1
+    v[~keep] = np.nan  # what is not kept does not count, whatever it is
+    e = np.exp(q.astype(np.float64) @ k[keep].T)
+    want = e / e.sum(-1, keepdims=True) @ v[keep]
+    close(tl.compile(parse(text)["k"])(q, k, v, keep), want.astype(np.float32), 1e-5)
+
+
+def test_lanes_that_nobody_has_hold_numbers() -> None:
+    """Chained products take the lanes of a last tile that lie beyond its rows too; what memory happens to hold there may be
+    numbers that take hundreds of clocks each."""
+    text = """kernel k(q: f32[M, D], k: f32[N, D], v: f32[N, D]) -> o: f32[M, D] {
+        s[m, n] = sum[d](q[m, d] * k[n, d])
+        p[m, n] = softmax[n](s[m, n])
+        o[m, d] = sum[n](p[m, n] * v[n, d])
+    }"""
+    made = compile_kernel(parse(text)["k"], CPU, {"M": 100, "N": 70, "D": 20})
+    lines = [line.strip() for line in made.source.splitlines()]
+    place = lines.index("if m_n < 64:")
+    assert lines[place + 3] == "store_wide(q_tile, (d, m_i), f32(0.0))"
+    assert lines[place + 4].startswith("pack(matrix(q_tile, ")
+    assert lines.count("multiply_whole(") == 2
+    few = compile_kernel(parse(text)["k"], CPU, {"M": 16, "N": 70, "D": 20}).source
+    assert "multiply_whole" not in few  # its tiles are narrower than a panel
+    q, k, v = drawn_alone(100, 20), drawn_alone(70, 20) * np.float32(0.3), drawn_alone(70, 20)
+    e = np.exp(q.astype(np.float64) @ k.T)
+    close(tl.compile(parse(text)["k"])(q, k, v), (e / e.sum(-1, keepdims=True) @ v).astype(np.float32), 1e-5)

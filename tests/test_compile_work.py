@@ -15,7 +15,7 @@ from numba.core import codegen, event
 import tileloom as tl
 from tileloom.runtime import kernels, stored_code
 from tileloom.runtime.generated import PASSES, types_asked_once
-from tileloom.runtime.waiting import is_reached
+from tileloom.runtime.waiting import is_begun, is_reached
 
 ATTENTION = """kernel attention(q: f32[B, H, M, D], k: f32[B, H, N, D], v: f32[B, H, N, E], scale: f32)
     -> o: f32[B, H, M, E] {
@@ -161,6 +161,18 @@ def test_waiting_ends_with_the_value_or_the_rounds() -> None:
     cells[2] = 7
     waiter.join()
     assert answers == [1]
+
+
+def test_a_worker_watches_for_a_call_and_for_its_first_task() -> None:
+    cells, queue = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    begun, place = is_begun(), int(cells.ctypes.data)
+    assert begun(place, 1000) == 0
+    cells[0] = int(queue.ctypes.data) + 8
+    assert begun(place, 1000) == 0
+    queue[0] = 1
+    assert begun(place, 0) == 0
+    queue[1] = 1
+    assert begun(place, 0) == 1
 
 
 @pytest.mark.usefixtures("empty_cache")

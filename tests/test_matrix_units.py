@@ -218,6 +218,22 @@ def test_the_tier_is_chosen_where_the_target_and_the_operands_have_it() -> None:
     assert tier_of(precise) == "loops"
 
 
+def test_products_that_follow_one_another_stay_in_f32_without_tiles() -> None:
+    vectors = CpuTarget("cpu", ("avx512_bf16",))
+    c = made("attention", DType.BF16, vectors)
+    assert tier_of(c) == "loops"
+    (remark,) = [r for r in c.remarks if r.name == "matrix-units"]
+    assert remark.kind == "missed"
+    assert "`tier matrix` in a schedule takes it" in remark.message
+    stated = Schedule("s", "attention", "cpu", tier="matrix")
+    for other in (
+        made("attention", DType.BF16, vectors, schedule=stated),
+        made("product", DType.BF16, vectors),
+    ):
+        assert tier_of(other) == "matrix"
+    assert tier_of(made("attention", DType.BF16, AMX)) == "matrix"
+
+
 def test_both_products_of_attention_and_the_remark() -> None:
     c = made("attention", DType.BF16, AMX)
     assert c.source.count("multiply_bf16(") >= 2

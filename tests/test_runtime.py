@@ -337,6 +337,25 @@ def test_callers_at_once_and_more_threads_than_processors() -> None:
     assert not wrong
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no way to say where a thread runs")
+def test_workers_keep_off_the_processor_of_their_caller() -> None:
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one processor alone")
+    try:
+        for here in sorted(allowed)[:2]:
+            os.sched_setaffinity(0, {here})
+            os.sched_setaffinity(0, allowed)  # the thread stays for now, and is asked where it is
+            with threads.thread_limit(2):
+                threads.run_tasks(count_runs, 64, np.zeros(64, np.int64))
+            workers = [w for w in threads._crew.waiting if w.kept_off is not None]
+            assert workers
+            for w in workers:
+                assert os.sched_getaffinity(w.native_id) == allowed - {w.kept_off}
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def test_a_failing_task_is_reported() -> None:
     def work(first: int, last: int, queue: np.ndarray) -> None:
         raise MemoryError(first)

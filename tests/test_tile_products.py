@@ -11,14 +11,17 @@ from numba import njit
 
 from tileloom.runtime.intrinsics.matrices import matrix
 from tileloom.runtime.intrinsics.tile_products import (
+    BLOCKS,
     multiply,
     multiply_packing,
     multiply_packing_bf16,
     multiply_packing_several,
+    multiply_whole,
     pack,
     pack_f16,
     unpack,
 )
+from tileloom.runtime.intrinsics.vectors import REGISTER_BYTES
 
 SIZES = [(1, 1, 1), (3, 16, 0), (8, 32, 5), (17, 70, 33), (13, 7, 64), (30, 33, 9)]
 ROW = 96
@@ -36,6 +39,13 @@ def onto(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
 def onto_turned(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
     multiply(
         matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 1, 0, 0), matrix(b, (0, 0), 0, 1, ROW), m, n, k, fresh
+    )
+
+
+@njit
+def onto_whole(c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> None:
+    multiply_whole(
+        matrix(c, (1, 0), 0, 1, ROW), matrix(a, (0, 0), 0, 1, 0), matrix(b, (0, 0), 0, 1, ROW), m, n, k, fresh
     )
 
 
@@ -111,6 +121,38 @@ def test_every_number_of_rows_is_cut_into_blocks() -> None:
         np.testing.assert_array_equal(c[1 : m + 1, :40], a @ b[:, :40])
         assert (c[1 : m + 1, 40:] == 7).all()
         assert (c[[0, m + 1]] == 7).all()
+
+
+def test_every_number_of_columns_is_cut_into_vectors() -> None:
+    """Two at a time and one, of which the last is masked, whether columns are read in place or from a panel."""
+    panel = np.empty((65, 64), np.float32)
+    for n in range(1, 81):
+        a, b = drawn(np.float32, 13, 9), drawn(np.float32, 9, ROW)
+        for product in (
+            lambda c, a=a, b=b, n=n: onto(c, a, b, 13, n, 9, True),
+            lambda c, a=a, b=b, n=n: packing(c, a.T, np.ascontiguousarray(b.T), panel, 13, n, 9, True),
+        ):
+            c = np.full((15, ROW), 7, np.float32)
+            product(c)
+            np.testing.assert_array_equal(c[1:14, :n], a @ b[:, :n])
+            assert (c[1:14, n:] == 7).all()
+            assert (c[[0, 14]] == 7).all()
+
+
+def test_whole_panels_have_columns_beyond_the_last() -> None:
+    """As many as fill a block, and no more."""
+    block = BLOCKS[REGISTER_BYTES].wide * REGISTER_BYTES // 4
+    for m, n in ((1, 1), (13, block - 1), (13, block), (7, ROW - block)):
+        a, b = drawn(np.float32, m, 9), drawn(np.float32, 9, ROW)
+        c = np.full((m + 2, ROW), 7, np.float32)
+        columns = -(-n // block) * block
+        for fresh, expected in ((True, a @ b), (False, 2 * (a @ b))):
+            onto_whole(c, a, b, m, n, 9, fresh)
+            np.testing.assert_array_equal(c[1 : m + 1, :columns], expected[:, :columns])
+        assert (c[1 : m + 1, columns:] == 7).all()
+        assert (c[[0, m + 1]] == 7).all()
+    text = onto_whole.inspect_llvm()[onto_whole.signatures[0]]
+    assert "llvm.masked" not in text  # there is no code for fewer
 
 
 def test_packed_operand_may_lie_anywhere() -> None:

@@ -28,7 +28,9 @@ from ..tile_ir import (
     Stmt,
     Store,
     TileType,
+    apply,
     expressions,
+    i64,
     statements,
     subexpressions,
 )
@@ -108,6 +110,8 @@ class Task(Values):
         self.inherited = {n: x for n, x in taken.items() if x not in kept}
         self.parallel, self.serial = _parallel(grid, self.tainted)
         self.tenants: dict[str, list[str]] = {}
+        self._next_rows: tuple[Load, ...] = ()
+        """What the next task reads along the axis of the loop at hand, which stores."""
         self._written: Function | None = None
 
     # -- the function and its launch
@@ -323,6 +327,11 @@ class Task(Values):
             self._for(s)
             return
         self._prefetch(repeat)
+        self._next_rows = self._rows_after(repeat)
+        self._again_or_anew(s, repeat)
+        self._next_rows = ()
+
+    def _again_or_anew(self, s: For, repeat: Repeat) -> None:
         if repeat.kept <= self.recomputed:
             self._for(s)
             return
@@ -349,6 +358,32 @@ class Task(Values):
                 self.line(f"{self._sized('prefetch')}({self.tensor(s.tensor)}, {index})")
         self.lines += after
         self._close(depth)
+
+    def _rows_after(self, repeat: Repeat) -> tuple[Load, ...]:
+        """The reads of rows that a loop starts from, one row further: those of the next task where tasks are rows. They come
+        from a far cache while this one computes; a loop that only reads would wait for them."""
+        axis = repeat.earlier.axis.name
+        row = self.parallel[-1] if self.parallel else None
+        if row is None or row.tile is not None:
+            return ()
+        every = (x for s in repeat.earlier.body for e in expressions(s) for x in subexpressions(e))
+        rows = {
+            x.tensor: x.subscripts[:-2]
+            for x in every
+            if isinstance(x, Load) and x.subscripts[-2:] == (AxisIndex(row.name), AxisIndex(axis))
+        }
+        following = apply("add", AxisIndex(row.name), i64(1))
+        return tuple(
+            Load(tensor, (*outer, following, AxisIndex(axis)))
+            for tensor, outer in rows.items()
+            if all(isinstance(ix, AxisIndex) and ix.axis not in (row.name, axis) for ix in outer)
+        )
+
+    def _ask_for_next_rows(self) -> None:
+        """Lines in a loop along a row that ask for the same places of the next one."""
+        for read in self._next_rows:
+            index = self._lanes_from(read)
+            self.line(f"{self._sized('prefetch_read')}({self.tensor(read.tensor)}, {index})")
 
     def _runs_along(self, s: Store, axis: str) -> bool:
         """Does a store write the last dimension of its tensor along an axis, at subscripts known before?"""
@@ -420,6 +455,7 @@ class Task(Values):
                 text = f"at({plain})"
             texts.append(text)
         if self.along:
+            self._ask_for_next_rows()
             self._store_lanes(s, param.dtype, value, self._lane_index(texts[:-1]))
         else:
             target = f"{self.tensor(s.tensor)}[{', '.join(texts) or '()'}]"

@@ -112,6 +112,9 @@ class Values(Expressions):
         self.buffers: list[Buffer] = []
         self._panels: list[Buffer] = []
         self._copied: Buffer | None = None
+        self._columns_are_defined = True
+        """Have all lanes along the columns of chained products a value, up to a whole wide vector? What memory happens to
+        hold may be numbers that processors take hundreds of clocks for."""
         self._definitions = definitions(self.program)
         self.results: dict[str, Load] = {}
         self._last_nest: Nest | None = None
@@ -146,6 +149,7 @@ class Values(Expressions):
         for name in axes:
             axis = self.axes[name]
             self.open(f"for {axis.lane} in range({axis.count}):")
+            self._columns_are_defined &= name != self.columns
             count += 1
         return count
 
@@ -476,13 +480,16 @@ class Values(Expressions):
 
     def _left(self, e: Expr, axes: tuple[str, ...], c: Buffer, carries: set[str]) -> View:
         """The operand whose elements are taken one at a time: where it lies, if it has the type to compute in; else a copy
-        in the order of its tensor."""
+        in the order of its tensor, or of one in which vectors compute it."""
         found = self._in_place(e, axes, c, carries)
         if found is not None:
             return found
         read = self._plain_read(e, axes)
         if read is not None:
             axes = tuple(ix.axis for ix in read.subscripts if isinstance(ix, AxisIndex) and ix.axis in axes)
+        else:
+            value = self._expand(e)
+            axes = next((x for x in orders(axes) if computes_lanes(self, value, x[-1])), axes)
         return self._packed(e, axes, c, carries)
 
     def _in_place(self, e: Expr, axes: tuple[str, ...], c: Buffer, carries: set[str]) -> View | None:
@@ -544,9 +551,23 @@ class Values(Expressions):
         """Lines that copy a part of a tensor into a buffer, its last two axes as rows and columns."""
         *outer, row, column = ("", *to.axes) if len(to.axes) == 1 else to.axes
         depth = self.depth
+        if column == self.columns and self._is_wide(self.axes[column]):
+            self._clear(to)
         self._nest(filter(None, outer))
         self._copy(verb, (self._stored(to), given), row, column)
         self.depth = depth
+
+    def _clear(self, to: Buffer) -> None:
+        """Lines that give the lanes of a last tile that nobody has a value."""
+        depth, axis = self.depth, self.axes[to.axes[-1]]
+        self.open(f"if {axis.count} < {self._size(axis.name)}:")
+        zero = Const(0.0 if to.dtype.is_float else 0, to.dtype)
+        self._nest_of(to.axes, [zero])
+        self.line(
+            f"{self._sized('store')}({to.name}, {self._at(to.axes)}, {constant(zero.value, to.dtype).text})"
+        )
+        self._close(depth)
+        self._last_nest = None
 
     def _copy(self, verb: str, views: tuple[View, View], row: str, column: str) -> None:
         """The line that copies one view to another."""
@@ -573,7 +594,7 @@ class Values(Expressions):
         return f"matrix({v.array}, {index}, {places[0]}, {places[1]}, {distance})"
 
     def _multiply(self, p: Product) -> None:
-        depth = self.depth
+        p, depth = self._in_whole_panels(p), self.depth
         self._nest(p.outer)
         i = p.i or p.j
         operands = [(self._stored(p.c), i, p.j), (p.a, p.i or p.k, p.k), (p.b, p.k, p.j)]
@@ -601,6 +622,16 @@ class Values(Expressions):
         self.depth -= 1
         self.line(")")
         self.depth = depth
+
+    def _in_whole_panels(self, p: Product) -> Product:
+        """The product with its columns in whole panels, whether they exist or not, where tiles of a chain of products have
+        room for them. Code for fewer columns would take as long to compile as all the rest."""
+        if p.j != self.columns or not self._is_wide(self.axes[p.j]):
+            return p
+        if p.verb == "multiply" and self._columns_are_defined and self._stored(p.c).lanes:
+            return replace(p, verb="multiply_whole")
+        self._columns_are_defined = False
+        return p
 
     def _several(self, p: Product) -> list[str]:
         """Of the matrices that a product takes at once, how many there are and how far apart they lie, by kind."""

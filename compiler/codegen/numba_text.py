@@ -39,7 +39,9 @@ FOLDS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "
 """What takes the next element into a reduction."""
 WHOLE_WIDE = 64
 """A multiple of the number of elements in a wide vector anywhere."""
-SIZED = frozenset({"load", "load_some", "store", "store_some", "prefetch", "indices", *LANES.values()})
+SIZED = frozenset(
+    {"load", "load_some", "store", "store_some", "prefetch", "prefetch_read", "indices", *LANES.values()}
+)
 """Functions whose results have LANES lanes; each has a twin for WIDE."""
 NOTING = {"max": "larger", "min": "smaller"}
 """What takes the next vector of floats into an extreme that notes NaN aside."""
@@ -67,7 +69,7 @@ EXPORTS = frozenset(
 )
 """Names a generated file may import from the intrinsics."""
 PRODUCTS = frozenset(
-    {"multiply", "multiply_packing", "multiply_packing_f16", "multiply_packing_bf16"}
+    {"multiply", "multiply_whole", "multiply_packing", "multiply_packing_f16", "multiply_packing_bf16"}
     | {"multiply_packing_several", "multiply_packing_several_f16", "multiply_packing_several_bf16"}
     | {"pack", "pack_f16", "pack_bf16", "unpack"}
 )

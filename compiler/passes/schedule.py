@@ -438,8 +438,11 @@ def _stack(lengths: list[int], matrices: int, tasks: int) -> int:
 
 
 def _narrow_tiles(s: TileSizes, columns: int) -> TileSizes:
-    """A tile says when columns are too few for a copy of the rows that meet them (`cpu_values.COPY_COLUMNS`)."""
-    return replace(s, column=min(s.column, max(64, 1 << (columns - 1).bit_length()))) if columns else s
+    """A tile says when columns are too few for a copy of the rows that meet them (`cpu_values.COPY_COLUMNS`): fewer than
+    that many are cut smaller."""
+    if not columns:
+        return s
+    return replace(s, column=min(s.column, 64 if columns < 128 else 1 << (columns - 1).bit_length()))
 
 
 def _deep_tiles(s: TileSizes, depth: int) -> TileSizes:

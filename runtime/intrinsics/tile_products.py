@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 from llvmlite import ir
@@ -57,21 +57,32 @@ from .vectors import (
 )
 
 Builder = Any
+Masks = tuple[Any, ...]
+"""Of the vectors of a block, left to right; None: all lanes."""
 
 
 @dataclass(frozen=True)
 class Blocking:
     """Blocks of accumulators: `rows` of the blocks of `wide` vectors in a row, and of those of one vector (`narrow`), which
-    take the columns left over, greatest first. Loops along k take `unroll` steps at a time."""
+    take the columns left over, greatest first; of these columns two vectors at a time and `double` rows where there are as
+    many (0: none are so wide). Loops along k take `unroll` steps at a time."""
 
     rows: tuple[int, ...]
     wide: int
     narrow: tuple[int, ...]
+    double: int = 0
     unroll: int = 4
+
+    def heights(self, vectors: int, in_slivers: bool) -> tuple[int, ...]:
+        """Rows of the blocks of so many vectors, greatest first; of those in slivers none is higher."""
+        every = {self.wide: self.rows, 2: (self.double,), 1: self.narrow}[vectors]
+        if not in_slivers or every[0] == SLIVER:
+            return every
+        return (SLIVER, *(x for x in every if x < SLIVER))
 
 
 BLOCKS = {
-    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1)),
+    64: Blocking((6, 4, 2, 1), 4, (16, 4, 1), 8),
     32: Blocking((6, 4, 2, 1), 2, (6, 1)),
     16: Blocking((6, 4, 2, 1), 2, (6, 1)),
 }
@@ -133,6 +144,8 @@ class _Product:
     blocks: Blocking
     stack: Stack | None = None
     chain: Chain | None = None
+    whole: bool = False
+    """Are there as many columns as fill panels?"""
 
     @property
     def lanes(self) -> int:
@@ -141,6 +154,11 @@ class _Product:
     @property
     def vector(self) -> Any:
         return ir.VectorType(self.t, self.lanes)
+
+    @property
+    def no_masks(self) -> Masks:
+        """Those of a whole panel."""
+        return (None,) * self.blocks.wide
 
     @property
     def several(self) -> bool:
@@ -224,15 +242,16 @@ class _Product:
         c, (_, n, k, fresh), count = sides[0], counts, self.blocks.wide * self.lanes
         whole = b.sub(n, b.srem(n, _i64(count)))
         with self.parts(b, sides, counts) as part:
-            out, heights = c.at(b, part.first, _i64(0)), (part.rows, k, fresh)
+            out, counted = c.at(b, part.first, _i64(0)), ((_i64(0), part.rows), k, fresh)
             with _steps(b, _i64(0), n, count) as j:
                 panel = self.panel(b, sides, j, k, part, whole)
-                ahead = self.ahead(b, panel, k, part.rows)
+                ahead = self.ahead(b, sides[2].at(b, _i64(0), j), panel, k, part)
                 left = replace(part.left, unseen=b.icmp_signed("==", j, _i64(0)))
-                self.matrices(b, (out.at(b, _i64(0), j), left, panel), heights, None, ahead, part.stack)
+                self.matrices(b, (out.at(b, _i64(0), j), left, panel), counted, None, ahead, part.stack)
             j = b._last_index
-            with b.if_then(b.icmp_signed("<", j, n)):
-                self.vectors(b, [out, *sides[1:]], counts, j, part)
+            if not self.whole:
+                with b.if_then(b.icmp_signed("<", j, n)):
+                    self.vectors(b, [out, *sides[1:]], counts, j, part)
 
     def singly(self, b: Builder, sides: list[Side], counts: list[Any]) -> None:
         """All columns by masked vectors, for a c whose columns lie apart."""
@@ -243,7 +262,8 @@ class _Product:
                 self.vectors(b, [out, *sides[1:]], counts, j, part)
 
     def vectors(self, b: Builder, sides: list[Side], counts: list[Any], j: Any, part: _Part) -> None:
-        """The columns from j on, a panel at most, by masked vectors."""
+        """The columns from j on, a panel at most: of two vectors together the rows that fill blocks, else vector by vector;
+        the last is masked."""
         _, n, k, fresh = counts
         count = _i64(self.blocks.wide * self.lanes)
         width = call(b, "llvm.smin.i64", I64, [b.sub(n, j), count])
@@ -251,10 +271,24 @@ class _Product:
             self.panel(b, sides, j, k, part, b.add(j, width), single=True),
             sides[0].at(b, _i64(0), j),
         )
-        with _steps(b, _i64(0), b.add(width, _i64(self.lanes - 1)), self.lanes) as v:
-            mask = first_lanes(b, b.sub(width, v), self.lanes)
-            narrow = out.at(b, _i64(0), v), part.left, panel.at(b, _i64(0), v)
-            self.matrices(b, narrow, (part.rows, k, fresh), mask, None, part.stack)
+        end, paired, tall = b.add(width, _i64(self.lanes - 1)), _i64(0), _i64(0)
+
+        def blocks(v: Any, rows: tuple[Any, Any], vectors: int) -> None:
+            last = b.sub(b.sub(width, v), _i64((vectors - 1) * self.lanes))
+            masks = (*[None] * (vectors - 1), first_lanes(b, last, self.lanes))
+            left = replace(part.left, unseen=b.icmp_signed("==", b.add(j, v), _i64(0)))
+            narrow = out.at(b, _i64(0), v), left, panel.at(b, _i64(0), v)
+            self.matrices(b, narrow, (rows, k, fresh), masks, None, part.stack)
+
+        if self.blocks.double:
+            (height,) = self.blocks.heights(2, part.left.in_slivers)
+            tall = b.sub(part.rows, b.urem(part.rows, _i64(height)))
+            with _steps(b, _i64(0), end, 2 * self.lanes) as v:
+                blocks(v, (_i64(0), tall), 2)
+            paired = b._last_index
+        with _steps(b, _i64(0), end, self.lanes) as v:
+            first = b.select(b.icmp_signed("<", v, paired), tall, _i64(0))
+            blocks(v, (first, part.rows), 1)
 
     # -- the operand whose elements are taken one at a time
 
@@ -306,8 +340,7 @@ class _Product:
             return given
         run, columns = _i64(self.run), self.blocks.wide * self.lanes
         stride = b.add(b.mul(k, run), _i64(LINE))  # not 2^n apart, which would be the same sets of a cache
-        lies_across = isinstance(given.column, ir.Constant) and not self.pack.runs_along(given)
-        together = 1 if single or lies_across else max(1, TOGETHER // columns)
+        together = 1 if single else self.together(given)
         number = b.udiv(j, _i64(columns))
         among = b.urem(number, _i64(together))
         place = among if part.several is None else b.select(part.several, number, among)
@@ -330,19 +363,33 @@ class _Product:
                 to = replace(to, address=_moved(b, to.address, b.mul(p, k), to.column))
             panels.copy(b, to, given, [k, width])
 
-    def ahead(self, b: Builder, panel: Side, k: Any, m: Any) -> Callable[[Any], Runs] | None:
-        """By rows of c, what of the next panel to ask for: a share for each block of rows."""
+    def ahead(
+        self, b: Builder, given: Side, panel: Side, k: Any, part: _Part
+    ) -> Callable[[Any], Runs] | None:
+        """By rows of c, what to ask for, a share for each block of rows: of the next panel, or where that is still to be
+        copied of what it will be copied from, if its rows are dense."""
         if self.pack is None:
             return None
         run, height = _i64(self.run), _i64(self.blocks.rows[0])
+        source = given.at(b, _i64(0), _i64(self.together(given) * self.blocks.wide * self.lanes))
+        dense = b.icmp_signed("==", given.column, _i64(_size(self.pack.source)))
+        copies = dense if part.copies is None else b.and_(dense, part.copies)
         following = _moved(b, panel.address, k, run, _i64(1), _i64(LINE))
-        blocks = b.add(b.udiv(m, height), _i64(1))
+        first = b.select(copies, source.address, following)
+        distance = b.select(copies, source.row, run)
+        blocks = b.add(b.udiv(part.rows, height), _i64(1))
         share = b.udiv(b.add(k, b.sub(blocks, _i64(1))), blocks)
 
         def wanted(i: Any) -> Runs:
-            return Runs(_moved(b, following, b.mul(b.udiv(i, height), share), run), run)
+            return Runs(_moved(b, first, b.mul(b.udiv(i, height), share), distance), distance)
 
         return wanted
+
+    def together(self, given: Side) -> int:
+        """How many panels of an operand are copied at a time."""
+        assert self.pack is not None
+        lies_across = isinstance(given.column, ir.Constant) and not self.pack.runs_along(given)
+        return 1 if lies_across else max(1, TOGETHER // (self.blocks.wide * self.lanes))
 
     @property
     def run(self) -> int:
@@ -353,48 +400,45 @@ class _Product:
         self,
         b: Builder,
         sides: tuple[Side, Left, Side],
-        counts: tuple[Any, Any, Any],
-        mask: Any,
+        counts: tuple[tuple[Any, Any], Any, Any],
+        masks: Masks | None,
         ahead: Callable[[Any], Runs] | None,
         stack: Stack | None,
     ) -> None:
-        """All rows: those of each matrix of a stack."""
+        """The rows of each matrix of a stack."""
         if stack is None:
-            self.rows(b, sides, counts, mask, ahead)
+            self.rows(b, sides, counts, masks, ahead)
             return
         c, a, panel = sides
         with _steps(b, _i64(0), stack.count, 1) as s:
             out = replace(c, address=_moved(b, c.address, s, stack.c_apart))
-            self.rows(b, (out, a.moved(b, s, stack.a_apart), panel), counts, mask, ahead)
+            self.rows(b, (out, a.moved(b, s, stack.a_apart), panel), counts, masks, ahead)
 
     def rows(
         self,
         b: Builder,
         sides: tuple[Side, Left, Side],
-        counts: tuple[Any, Any, Any],
-        mask: Any,
+        counts: tuple[tuple[Any, Any], Any, Any],
+        masks: Masks | None,
         ahead: Callable[[Any], Runs] | None,
     ) -> None:
-        """Blocks of rows: of whole panels, or with a mask of one vector of columns."""
+        """Blocks of the rows from the first to the last of `counts`: of whole panels, or with masks of fewer vectors."""
         c, a, right = sides
-        m, k, fresh = counts
-        heights, wide = (self.blocks.rows, self.blocks.wide) if mask is None else (self.blocks.narrow, 1)
-        if a.in_slivers:
-            heights = tuple(x for x in heights if x <= SLIVER)
-            heights = heights if heights[0] == SLIVER else (SLIVER, *heights)
-        done = _i64(0)
+        (done, m), k, fresh = counts
+        wide = self.blocks.wide if masks is None else len(masks)
+        heights = self.blocks.heights(wide, a.in_slivers)
         even = self.pack is None and heights[:2] == EVEN and 2 * wide < IN_FLIGHT
         for height in heights if not even else (*EVEN, 1):
             end = _in_even_blocks(b, m) if even and height == heights[0] else m
             with _steps(b, done, end, height) as i:
                 wanted = None
-                if self.pack is not None and mask is None and height == heights[0]:
+                if self.pack is not None and masks is None and height == heights[0]:
                     beneath = Runs(c.at(b, b.add(i, _i64(height)), _i64(0)).address, c.row)
                     wanted = (beneath, ahead(i) if ahead is not None else beneath)
                 operands = a.block(b, i, height), right
-                coming = self.coming(b, a, i, height, (m, k)) if mask is None else None
+                coming = self.coming(b, a, i, height, (m, k)) if height == heights[0] else None
                 places = self.places(b, c.at(b, i, _i64(0)), height, wide)
-                self.block(b, places, operands, (k, fresh), wide, mask, wanted, coming)
+                self.block(b, places, operands, (k, fresh), masks or self.no_masks, wanted, coming)
             done = b._last_index
 
     def places(self, b: Builder, c: Side, rows: int, wide: int) -> list[Side]:
@@ -419,31 +463,32 @@ class _Product:
         places: list[Side],
         operands: tuple[Side, Side],
         counts: tuple[Any, Any],
-        wide: int,
-        mask: Any,
+        masks: Masks,
         wanted: tuple[Runs, Runs] | None,
         coming: Coming | None,
     ) -> None:
         """One block of accumulators, in registers through loops along k, which ask for memory on the way: the greatest of
         those that copy for what is `wanted`, those that read a in place for what is `coming` of it."""
         k, fresh = counts
-        sums = self.start(b, places, fresh, mask)
+        wide = len(masks)
+        sums = self.start(b, places, fresh, masks)
         at: tuple[Any, list[Any]] = (_i64(0), sums)
         if wanted is not None:
             at = self.asking(b, at, operands, k, wanted)
         elif coming is not None:
-            at = self.asking_for(b, at, operands, k, coming)
+            at = self.asking_for(b, at, operands, k, masks, coming)
         elif wide > 1:
-            at = self.along_k(b, at, operands, k, wide, mask, self.blocks.unroll)
-        _, sums = self.along_k(b, at, operands, k, wide, mask, 1, wide == 1 and len(places) > 1)
-        for x, p in zip(sums, places, strict=True):
+            at = self.along_k(b, at, operands, k, masks, self.blocks.unroll)
+        alone = wide == 1 and wanted is None and coming is None and len(places) > 1
+        _, sums = self.along_k(b, at, operands, k, masks, 1, written_out=alone)
+        for x, p, mask in zip(sums, places, cycle(masks), strict=False):
             self.write(b, x, p, mask)
 
-    def start(self, b: Builder, places: list[Side], fresh: Any, mask: Any) -> list[Any]:
+    def start(self, b: Builder, places: list[Side], fresh: Any, masks: Masks) -> list[Any]:
         """What a block holds, or zeros where nothing is there yet: it is then not read."""
         before = b.block
         with b.if_then(b.not_(fresh)):
-            held = [self.read(b, p, mask) for p in places]
+            held = [self.read(b, p, mask) for p, mask in zip(places, cycle(masks), strict=False)]
             inside = b.block
         sums = []
         for x in held:
@@ -470,7 +515,7 @@ class _Product:
             *sums, address, distance, count = values
             for at in range(0, self.run, LINE):
                 prefetch(b, b.gep(address, [_i64(at + LINE - 1)], source_etype=I8))
-            sums = self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
+            sums = self.unrolled(b, step, sums, operands, self.no_masks, ASKING)
             count = b.add(count, _i64(1))
             turn = b.icmp_signed("==", count, _i64(rows))
             following = b.gep(address, [distance], source_etype=I8)
@@ -503,21 +548,28 @@ class _Product:
         return Coming(a.side.at(b, *at), b.and_(a.unseen, first))
 
     def asking_for(
-        self, b: Builder, start: tuple[Any, list[Any]], operands: tuple[Side, Side], k: Any, coming: Coming
+        self,
+        b: Builder,
+        start: tuple[Any, list[Any]],
+        operands: tuple[Side, Side],
+        k: Any,
+        masks: Masks,
+        coming: Coming,
     ) -> tuple[Any, list[Any]]:
-        """The loop along k, which after every `ASKING` steps asks for as many columns of what is coming."""
-        turns = max(1, LINE // (ASKING * _size(self.t))) if coming.rows else 1
-        rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, ASKING)
+        """The loop along k, which after every few steps asks for as many columns of what is coming."""
+        few = ASKING if masks == self.no_masks else self.blocks.unroll
+        turns = max(1, LINE // (few * _size(self.t))) if coming.rows else 1
+        rows, columns = (-(-coming.rows // turns), 1) if coming.rows else (1, few)
 
         def ask(step: Any, sums: list[Any]) -> list[Any]:
-            turn = b.urem(b.udiv(step, _i64(ASKING)), _i64(turns))
+            turn = b.urem(b.udiv(step, _i64(few)), _i64(turns))
             first = coming.side.at(b, b.mul(turn, _i64(rows)), step)
             with b.if_then(coming.due):
                 for i, j in product(range(rows), range(columns)):
                     prefetch(b, first.at(b, _i64(i), _i64(j)).address)
-            return self.unrolled(b, step, sums, operands, self.blocks.wide, None, ASKING)
+            return self.unrolled(b, step, sums, operands, masks, few)
 
-        return folded_steps(b, start[0], k, ASKING, start[1], ask, written_out=False)
+        return folded_steps(b, start[0], k, few, start[1], ask, written_out=False)
 
     def along_k(
         self,
@@ -525,8 +577,7 @@ class _Product:
         start: tuple[Any, list[Any]],
         operands: tuple[Side, Side],
         k: Any,
-        wide: int,
-        mask: Any,
+        masks: Masks,
         together: int,
         written_out: bool = True,
     ) -> tuple[Any, list[Any]]:
@@ -534,7 +585,7 @@ class _Product:
         writes it out, unless it takes what a loop of more steps has left, or waits for one sum anyway."""
 
         def step(at: Any, sums: list[Any]) -> list[Any]:
-            return self.unrolled(b, at, sums, operands, wide, mask, together)
+            return self.unrolled(b, at, sums, operands, masks, together)
 
         return folded_steps(b, start[0], k, together, start[1], step, written_out)
 
@@ -544,25 +595,25 @@ class _Product:
         at: Any,
         sums: list[Any],
         operands: tuple[Side, Side],
-        wide: int,
-        mask: Any,
+        masks: Masks,
         together: int,
     ) -> list[Any]:
         """The accumulators after so many steps along k."""
         a, right = operands
         for u in range(together):
             here = b.add(at, _i64(u))
-            sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), wide, mask)
+            sums = self.products(b, sums, a.at(b, _i64(0), here), right.at(b, here, _i64(0)), masks)
         return sums
 
-    def products(self, b: Builder, sums: list[Any], a: Side, right: Side, wide: int, mask: Any) -> list[Any]:
+    def products(self, b: Builder, sums: list[Any], a: Side, right: Side, masks: Masks) -> list[Any]:
         """The accumulators after one step along k."""
-        thin = Thin(self.t)
+        thin, wide = Thin(self.t), len(masks)
         size = _i64(_size(self.t))
-        there = None if self.pack is not None else mask  # panels are whole vectors
+        if self.pack is not None:
+            masks = (None,) * wide  # panels are whole vectors
         vectors = [
-            read_dense(b, _moved(b, right.address, _i64(v * self.lanes), size), self.t, self.lanes, there)
-            for v in range(wide)
+            read_dense(b, _moved(b, right.address, _i64(v * self.lanes), size), self.t, self.lanes, mask)
+            for v, mask in enumerate(masks)
         ]
         out = []
         for i in range(len(sums) // wide):
@@ -779,19 +830,30 @@ def _counts(context: Any, b: Builder, kinds: Any, args: Any) -> list[Any]:
     return [context.cast(b, x, t, types.int64) for x, t in zip(args, kinds, strict=True)]
 
 
-@intrinsic
-def multiply(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
-    """c[:m, :n] += a[:m, :k] · b[:k, :n], or = where `fresh`; columns of b are dense."""
-    kinds = [c, a, b]
-    if any(x.dtype != c.dtype for x in kinds) or b.column is None:
-        return None
+def _in_place(whole: bool) -> Any:
+    @intrinsic
+    def operation(typing: Any, c: Any, a: Any, b: Any, m: Any, n: Any, k: Any, fresh: Any) -> Any:
+        kinds = [c, a, b]
+        dense = b.column is not None and (c.column is not None or not whole)
+        if any(x.dtype != c.dtype for x in kinds) or not dense:
+            return None
 
-    def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-        counts = [*_counts(context, builder, sig.args[3:6], args[3:6]), args[6]]
-        write = _Product(context.get_data_type(c.dtype), None, BLOCKS[REGISTER_BYTES]).body
-        return _call_once(context, builder, "multiply", kinds, list(args[:3]), counts, write)
+        def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+            rows, columns, steps = _counts(context, builder, sig.args[3:6], args[3:6])
+            made = _Product(context.get_data_type(c.dtype), None, BLOCKS[REGISTER_BYTES], whole=whole)
+            if whole:
+                columns = multiple(builder, columns, made.blocks.wide * made.lanes)
+            counts, name = [rows, columns, steps, args[6]], f"multiply{'_whole' * whole}"
+            return _call_once(context, builder, name, kinds, list(args[:3]), counts, made.body)
 
-    return types.void(c, a, b, m, n, k, types.boolean), emit
+        return types.void(c, a, b, m, n, k, types.boolean), emit
+
+    return operation
+
+
+multiply, multiply_whole = _in_place(False), _in_place(True)
+"""`multiply(c, a, b, m, n, k, fresh)`: c[:m, :n] += a[:m, :k] · b[:k, :n], or = where `fresh`; columns of b are dense.
+`multiply_whole` takes n for the next multiple of the columns that a block has; those of c are dense too."""
 
 
 def _multiplication(

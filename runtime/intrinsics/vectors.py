@@ -791,18 +791,19 @@ def store_some_wide(typing: Any, x: Any, index: Any, v: Any, n: Any) -> Any:
 
 # ---------------------------------------------------------------- asking for memory
 
-LINE_BYTES, FOR_WRITING, KEEP, DATA = 64, 1, 3, 1
-"""Of a cache line, and what `llvm.prefetch` is told."""
+LINE_BYTES, DATA = 64, 1
+FOR_READING, FOR_WRITING = (0, 2), (1, 3)
+"""Of a cache line, and what `llvm.prefetch` is told: whether to write, and how near to keep it (2: in the second cache)."""
 
 
-def _prefetching(lanes: int) -> Any:
+def _prefetching(lanes: int, purpose: tuple[int, int]) -> Any:
     @intrinsic
     def operation(typing: Any, x: Any, index: Any) -> Any:
         def emit(context: Any, b: Builder, sig: Any, args: Any) -> Any:
             if _is_dense(x):
                 pointer, _ = array_item(context, b, x, args[0], sig.args[1], args[1])
                 size = lanes * _bytes(context.get_data_type(x.dtype))
-                _ask(b, b.bitcast(pointer, I8.as_pointer()), size)
+                _ask(b, b.bitcast(pointer, I8.as_pointer()), size, purpose)
             return context.get_dummy_value()
 
         return types.void(x, index), emit
@@ -810,12 +811,14 @@ def _prefetching(lanes: int) -> Any:
     return operation
 
 
-def _ask(b: Builder, pointer: Any, size: int) -> None:
+def _ask(b: Builder, pointer: Any, size: int, purpose: tuple[int, int]) -> None:
     """Ask for the lines of the `size` bytes from an address, of which part may not exist."""
-    told = [ir.Constant(I32, v) for v in (FOR_WRITING, KEEP, DATA)]
+    told = [ir.Constant(I32, v) for v in (*purpose, DATA)]
     for offset in range(0, size, LINE_BYTES):
         call(b, "llvm.prefetch.p0", ir.VoidType(), [b.gep(pointer, [ir.Constant(I64, offset)]), *told])
 
 
-prefetch, prefetch_wide = _prefetching(LANES), _prefetching(WIDE)
+prefetch, prefetch_wide = (_prefetching(n, FOR_WRITING) for n in (LANES, WIDE))
 """Ask for the memory of a vector that will be stored at these subscripts soon; nothing where its elements lie apart."""
+prefetch_read, prefetch_read_wide = (_prefetching(n, FOR_READING) for n in (LANES, WIDE))
+"""Ask for the memory of a vector that will be read from these subscripts soon, which need not exist."""
