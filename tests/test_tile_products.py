@@ -123,6 +123,13 @@ def test_every_number_of_rows_is_cut_into_blocks() -> None:
         assert (c[[0, m + 1]] == 7).all()
 
 
+def test_whole_panels_take_the_highest_blocks_on_every_machine() -> None:
+    for blocks in BLOCKS.values():
+        assert blocks.heights(blocks.wide, False) == blocks.rows
+        assert blocks.heights(1, False) == blocks.narrow
+        assert all(blocks.heights(n, slivers)[0] > 0 for n in (1, blocks.wide) for slivers in (False, True))
+
+
 def test_every_number_of_columns_is_cut_into_vectors() -> None:
     """Two at a time and one, of which the last is masked, whether columns are read in place or from a panel."""
     panel = np.empty((65, 64), np.float32)

@@ -75,7 +75,7 @@ class Blocking:
 
     def heights(self, vectors: int, in_slivers: bool) -> tuple[int, ...]:
         """Rows of the blocks of so many vectors, greatest first; of those in slivers none is higher."""
-        every = {self.wide: self.rows, 2: (self.double,), 1: self.narrow}[vectors]
+        every = {1: self.narrow, 2: (self.double,), self.wide: self.rows}[vectors]
         if not in_slivers or every[0] == SLIVER:
             return every
         return (SLIVER, *(x for x in every if x < SLIVER))
