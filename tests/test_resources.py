@@ -184,8 +184,16 @@ def test_a_row_that_one_tile_holds_is_counted_once() -> None:
 
 
 def test_lines_that_stand_twice_are_two_lives() -> None:
-    """Results that are made in two places: what they need lives in each, not from the first to the last. A comment needs none."""
+    """Of results made in two places, what they need lives in each, not from the first to the last. A comment needs none."""
     made = ["a = registers_f32(8)", "a[0] = b[0]", "o[0] = a[0]"]
-    lines = ["b = registers_f32(4)", "b[0] = x", *made, "c = registers_f32(16)", "c[0] = b[0]", "o[1] = c[0]", *made]
+    lines = [
+        "b = registers_f32(4)",
+        "b[0] = x",
+        *made,
+        "c = registers_f32(16)",
+        "c[0] = b[0]",
+        "o[1] = c[0]",
+        *made,
+    ]
     assert fullest(list(arrays(lines))) == 4 + 16
     assert fullest(list(arrays([*lines[:8], "# the task's a and c", *made]))) == 4 + 16
