@@ -1,7 +1,7 @@
 """Runs generated source whose warpgroups have roles (tier `wgmma`) under CPython; `emulate.py` says what for.
 
 Threads run until they have to wait. What is asynchronous happens as late as it may: copies land when nobody can go on
-otherwise, products read their operands and give their sums when they are waited for, boxes on their way out are read when
+otherwise, first those that somebody waits for, products read their operands and give their sums when they are waited for, boxes on their way out are read when
 that is waited for. Until then the places concerned hold NaN. So a missing wait shows as NaN or as wrong numbers, a missing
 arrival or announcement as threads that wait for ever, a missing fence as such. Raised as `KernelFault`.
 """
@@ -138,7 +138,7 @@ class Block:
     shared_bytes: int
     memory: Array = field(init=False)
     barriers: dict[int, Barrier] = field(default_factory=dict)
-    landing: list[Callable[[], None]] = field(default_factory=list)
+    landing: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     named: dict[int, int] = field(default_factory=dict)
     products: dict[int, list[Product]] = field(default_factory=dict)
     leaving: dict[int, list[list[Callable[[], None]]]] = field(default_factory=dict)
@@ -243,7 +243,7 @@ class Block:
             b.bytes -= addresses.size * 2
             b.settle()
 
-        self.landing.append(land)
+        self.landing.append((barrier, land))
 
     def store_box(self, target: BoxMap, source: int, *at: int) -> None:
         addresses = self.swizzled(source, target.rows)
@@ -420,7 +420,7 @@ class Threads:
             if not ready:
                 ready = set(self.released())
             while not ready and self.block.landing:
-                self.block.landing.pop(-1 if last else 0)()
+                self.land()
                 ready = set(self.released())
             if not ready:
                 raise self.stuck()
@@ -432,6 +432,14 @@ class Threads:
             ready |= set(self.released(warp))
         if self.block.landing or any(self.block.products.values()):
             raise self.block.fault("a block ends while copies or products are under way")
+
+    def land(self) -> None:
+        """A copy whose barrier a thread waits at, if there is one: copies land in any order."""
+        awaited = {value[0] for kind, _, value, _ in self.at.values() if kind == "await"}
+        wanted = [i for i, (barrier, _) in enumerate(self.block.landing) if barrier in awaited]
+        some = wanted or range(len(self.block.landing))
+        _, land = self.block.landing.pop(some[-1 if self.block.state.backwards else 0])
+        land()
 
     def advance(self, thread: int) -> None:
         self.block.state.thread = thread
