@@ -411,6 +411,15 @@ def test_tasks_that_overlap_give_the_same_bits(case: str, blocks: int) -> None:
         assert np.array_equal(np.isinf(found[0]["lse"]), np.isinf(lse))
 
 
+def test_results_that_keep_a_slot_of_q_keep_tasks_apart() -> None:
+    """Tasks that see nothing would wait for the slot that the results of the task before them leave through."""
+    text = ATTENTION.replace("SCORE", PRODUCT).replace("SET", "| n <= m + N - M")
+    sizes = {"H": 1, "G": 1, "M": 640, "N": 150, "D": 128, "E": 128}
+    made = attention_of(text, "m by 128, n by 128\n stage k by 3", sizes)
+    assert any("results leave through the slots of `q`" in r.message for r in made.remarks)
+    assert made.schedule.skew == "steps"
+
+
 def test_of_a_skewed_loop_without_a_wait() -> None:
     """Every fourth of the waits, arrivals and barriers, left out; rings go round, tasks overlap, and one sees nothing."""
     sizes = {"H": 1, "G": 1, "M": 320, "N": 187, "D": 16, "E": 16}

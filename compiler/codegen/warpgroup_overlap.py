@@ -44,7 +44,7 @@ class Overlap:
 
     `loops`: those in a row that its products come from; `added`: the numbers of the states that products are added to;
     `rest`: the statements that make results; `lets`: scalars that these need again; `waits`: the variable that says whether
-    products wait; `kept`: variables for what results need of indices and slots, by those of the task itself; `states`: for
+    products wait; `kept`: variables for what results need of indices, by those of the task itself; `states`: for
     what they need of small states, by number. The others are lines for the places with the marks of their names.
     """
 
@@ -82,7 +82,8 @@ class TaskOverlap(Reads):
         scores, or steps may be left out."""
         loops = [s for s in statements(self.program.body) if isinstance(s, For)]
         sums = [
-            self.deal.layout(c.type.axes).elements for s in loops for c in s.carries if len(c.type.axes) > 1
+            sum(self.deal.layout(c.type.axes).elements for c in s.carries if len(c.type.axes) > 1)
+            for s in loops
         ]
         plain = not any(r.parts for r in self.staging.rings) and not any(map(weights_of_tanh, loops))
         return (
@@ -94,8 +95,9 @@ class TaskOverlap(Reads):
         (grid,) = (s for s in self.program.body if isinstance(s, Grid))
         body = grid.body
         at = next((i for i, s in enumerate(body) if s is loops[-1]), None)
-        through = self.staging.through
-        if at is None or not self.overlaps() or (through is not None and through.stages < 2):
+        # results that leave through the slots of `q` keep one until the next task that sees something, and others between
+        # would wait for it
+        if at is None or not self.overlaps() or self.staging.through is not None:
             return None
         before, rest = body[:at], body[at + 1 :]
         if any(isinstance(s, For) and not any(s is x for x in loops) for s in body):
@@ -146,11 +148,6 @@ class TaskOverlap(Reads):
         """Variables for what results need of the task before."""
         for a in self.grid_axes:
             name = self._index_name(a)
-            o.kept[name] = self.names.fresh(f"last_{name}")
-            self.text.line(f"{o.kept[name]} = i32(0)")
-        through = self.staging.through
-        if through is not None:
-            name = f"{self.ring_names[through]}_now"
             o.kept[name] = self.names.fresh(f"last_{name}")
             self.text.line(f"{o.kept[name]} = i32(0)")
         read = {n for s in o.rest for e in expressions(s) for n in names_in(e)}
@@ -222,9 +219,6 @@ class TaskOverlap(Reads):
         for i, value in o.states.items():
             for s in o.loops:
                 self.bind(s.carries[i].name, value)
-        through = self.staging.through
-        if through is not None:
-            self.slots[through] = o.kept[f"{self.ring_names[through]}_now"]
         for x in o.lets:
             self.let(x)
 
@@ -236,9 +230,6 @@ class TaskOverlap(Reads):
             registers = self.registers(f"{c.name} of nothing", c.type)
             self.compute(registers, c.type.dtype, c.init)
             self.bind(o.loops[-1].carries[i].name, Value(c.type, registers=registers))
-        through = self.staging.through
-        if through is not None:
-            self.slots[through] = f"{self.ring_names[through]}_now"
         for x in o.rest:
             self.statement(x)
             self.release()
