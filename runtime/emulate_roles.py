@@ -1,9 +1,10 @@
 """Runs generated source whose warpgroups have roles (tier `wgmma`) under CPython; `emulate.py` says what for.
 
 Threads run until they have to wait. What is asynchronous happens as late as it may: copies land when nobody can go on
-otherwise, first those that somebody waits for, products read their operands and give their sums when they are waited for, boxes on their way out are read when
-that is waited for. Until then the places concerned hold NaN. So a missing wait shows as NaN or as wrong numbers, a missing
-arrival or announcement as threads that wait for ever, a missing fence as such. Raised as `KernelFault`.
+otherwise, first those that somebody waits for, products read their operands and give their sums when they are waited for,
+boxes on their way out are read when that is waited for. Until then the places concerned hold NaN. So a missing wait shows
+as NaN or as wrong numbers, a missing arrival or announcement as threads that wait for ever, a missing fence as such. Raised
+as `KernelFault`.
 """
 
 from __future__ import annotations
