@@ -59,7 +59,7 @@ def check_roles(asked: Schedule, running: Mapping[str, wgmma.Choices], target: T
         raise refuse(
             "E0915", f"no task of `{asked.kernel}` can start while the one before ends", asked.spans.get("skew"),
             help="`skew steps`; tasks overlap where one block takes several in an order known early, and their results "
-            "need no tile from before the loop",
+            "need no tile from before the loop and do not leave through its slots",
         )  # fmt: skip
 
 

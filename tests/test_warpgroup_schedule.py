@@ -157,6 +157,22 @@ def test_a_task_starts_while_the_one_before_ends() -> None:
     assert ["a task's last products run with the next task's first" in x for x in told] == [True, False]
 
 
+def test_names_of_the_user_are_not_those_of_tasks() -> None:
+    """The number of the next task has a variable of its own beside a scalar of the same name."""
+    text = ATTENTION.replace("v: T[H, N, D])", "v: T[H, N, D], following: f32)").replace(
+        "sum[n](p[h, m, n] *", "following * sum[n](p[h, m, n] *"
+    )
+    sizes = {"H": 2, "M": 192, "N": 80, "D": 16}
+    made, rng = compiled("tile m by 64, n by 16\nskew all", text, sizes), np.random.default_rng(5)
+    given = {
+        x: rng.standard_normal((2, n, 16)).astype(np.float16) for x, n in (("q", 192), ("k", 80), ("v", 80))
+    }
+    got = emulate.run_module(made.module, made.source, given, {"following": 0.5}, blocks=1)["o"].astype(float)
+    q, k, v = (given[x].astype(float) for x in "qkv")
+    p = np.where(np.tri(192, 80, dtype=bool), np.exp(q @ k.swapaxes(1, 2) / 4), 0)
+    assert np.abs(got - 0.5 * p @ v / p.sum(-1, keepdims=True)).max() < 2e-3
+
+
 def test_tasks_are_apart_where_that_was_measured_to_be_faster() -> None:
     wide = {"H": 8, "M": 4096, "N": 4096, "D": 256}
     assert compiled("", sizes=wide).schedule.skew == "steps"

@@ -55,8 +55,8 @@ MODULES = {
 """The functions of generated source by the module of `runtime/intrinsics` that has them."""
 WORDS = frozenset(n for names in MODULES.values() for n in names)
 OURS = frozenset({
-    "ahead", "cleared", "first_lane", "leader", "output", "shared", "warp", "warpgroup", "matrix_column", "matrix_row",
-    "matrix_turn",
+    "ahead", "cleared", "first_lane", "following", "leader", "output", "shared", "warp", "warpgroup", "matrix_column",
+    "matrix_row", "matrix_turn",
 })  # fmt: skip
 REGISTERS = {1: (56, 240), 2: (56, 224), 3: (32, 160)}
 """Registers a thread of the warpgroup that loads, and of those that compute, by how many these are."""
