@@ -354,3 +354,17 @@ def test_a_tanh_in_another_form_is_told() -> None:
     for dtype, count in ((DType.BF16, 1), (DType.F32, 0)):
         made = compile_kernel(tl.parse(text)["f"], SM_90A, {"N": 4096}, dtypes={"T": dtype})
         assert sum(r.name == "near-functions" for r in made.remarks) == count
+
+
+MASKED = """kernel attention<T: f16 | bf16>(q: T[H, M, D], k: T[H, N, D], v: T[H, N, D], keep: bool[N]) -> o: T[H, M, D] {
+    p[h, m, n] = softmax[n | keep[n]](sum[d](q[h, m, d] * k[h, n, d]) / sqrt(D))
+    o[h, m, d] = sum[n](p[h, m, n] * v[h, n, d])
+}
+"""
+
+
+def test_values_that_a_mask_guards_are_no_operand_from_memory() -> None:
+    """Their products are refused in words where tasks overlap too, and stay with tier `mma` where nothing is stated."""
+    with pytest.raises(TileError, match="neither a tile from memory nor one with the result's rows"):
+        compiled("tier wgmma", MASKED)
+    assert [p.tier for p in compiled("fuse all", MASKED).module.programs] == ["mma"]

@@ -43,7 +43,7 @@ from .staging import Ring, dots
 from .tile_types import leaves
 from .warpgroup_form import Steps, ends_tile, scalar_values, steps_of
 from .warpgroup_overlap import NEXT_TASK, OF_NOTHING, RESULTS, Overlap, TaskOverlap
-from .warpgroup_products import MOST_COLUMNS, InRing
+from .warpgroup_products import MOST_COLUMNS, NO_OPERAND, InRing
 
 MOST_ASKED = 64  # elements that a thread has of vectors which results need, beside its sums
 TURNS = 8  # the first of the named barriers at which each warpgroup waits for its turn
@@ -492,7 +492,9 @@ class Loops(TaskOverlap):
 
     def start_trails(self, s: For, cascade: Cascade, packed: list[tuple[str, int]]) -> None:
         for t, array in zip(cascade.trails, packed, strict=True):
-            right = next(self.boxes[x] for x in _names(t.dot) if x in self.boxes)
+            right = next((self.boxes[x] for x in _names(t.dot) if x in self.boxes), None)
+            if right is None:  # where tasks overlap, nothing has said so before
+                raise Unfit(NO_OPERAND)
             self.start(t.dot, array, right, self._state(s, t))
 
     def _state(self, s: For, t: Trail) -> Registers:

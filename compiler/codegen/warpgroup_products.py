@@ -14,6 +14,7 @@ from .tile_types import static_value
 
 MOST_COLUMNS = {1: 256, 2: 256, 3: 192}
 """Of one instruction, by the warpgroups that compute: with three of them a thread starts with 128 registers."""
+NO_OPERAND = "an operand of a product is neither a tile from memory nor one with the result's rows"
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Products(Role):
             axes = self.types[inner.name].axes
             if len(axes) == 2 and self.deal.layout(axes).spread(axes[0]).between:
                 return RegisterOperand(inner, axes)
-        raise Unfit("an operand of a product is neither a tile from memory nor one with the result's rows")
+        raise Unfit(NO_OPERAND)
 
     def product(  # type: ignore[override]
         self,
