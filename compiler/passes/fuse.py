@@ -405,7 +405,7 @@ def measured(f: Fused, target: Target, machine: Rates, measure: Measure | None) 
     """The same with what its launches take of a device, as far as that can be told."""
     if measure is None:
         return f
-    taken = tuple(measure(p) for p in f.module.programs)
+    taken = tuple(measure(p) for p in f.module.programs)  # a `map` would end early at a StopIteration
     time = predict_launches(f.costs, machine, _hidden(taken, target))
     return with_fields(f, resources=taken, prediction=time, spilled=_spilled(taken, target))
 
