@@ -79,16 +79,15 @@ class TaskOverlap(Reads):
     def _pays(self) -> bool:
         """Is it faster, as far as measured (`docs/hopper.md`)? Not where registers are scarce, or a step does more than a
         softmax: where sums take more of them than those of 128 columns, tiles are read that are no operand, tanh bounds the
-        scores, or steps may be left out."""
+        scores, or threads that look at each index by themselves also ask whether a step is left out."""
         loops = [s for s in statements(self.program.body) if isinstance(s, For)]
         sums = [
             sum(self.deal.layout(c.type.axes).elements for c in s.carries if len(c.type.axes) > 1)
             for s in loops
         ]
         plain = not any(r.parts for r in self.staging.rings) and not any(map(weights_of_tanh, loops))
-        return (
-            plain and max(sums, default=0) <= MOST_SUMS and all(steps_of(s).condition is None for s in loops)
-        )
+        asked = any(steps_of(s).condition is not None for s in loops) and self.wide.run == 1
+        return plain and not asked and max(sums, default=0) <= MOST_SUMS
 
     def overlapping(self, loops: tuple[For, ...], added: frozenset[int]) -> Overlap | None:
         """The plan for loops that end with products added to these states; None where results cannot wait."""
