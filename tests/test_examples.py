@@ -14,6 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 import tileloom as tl
+from tileloom.cli.problems import alternatives, settled
+from tileloom.compiler.pipeline import compile_kernel
+from tileloom.compiler.target import SM_90A
 from tileloom.dsl.types import DType
 from tileloom.inputs import made
 
@@ -122,6 +125,22 @@ def test_example_compiles_at_its_own_sizes(path: Path, target: str) -> None:
     for name in program.kernels:
         stages = tl.compile(program[name], target=target).stages
         compile(stages["source"], str(path), "exec")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_example_compiles_for_hopper_in_16_bits(path: Path) -> None:
+    """By default, at its own sizes; a program whose tier is `wgmma` moves its tiles by the copy engine."""
+    program = tl.load(path)
+    for name in program.kernels:
+        floats = {n: DType.BF16 for n, types in alternatives(program[name].kernel).items() if DType.BF16 in types}
+        if not floats:
+            continue
+        problem = settled(program[name], floats, {})
+        compiled = compile_kernel(program[name], SM_90A, problem.extents, dtypes=problem.dtypes)
+        compile(compiled.source, str(path), "exec")
+        tiers = {p.tier for p in compiled.module.programs}
+        assert ("# tier wgmma" in compiled.source) == ("wgmma" in tiers)
+        assert ("load_box" in compiled.source) == ("wgmma" in tiers)
 
 
 # ---------------------------------------------------------------- names mean nothing
