@@ -132,7 +132,9 @@ def test_example_compiles_for_hopper_in_16_bits(path: Path) -> None:
     """By default, at its own sizes; a program whose tier is `wgmma` moves its tiles by the copy engine."""
     program = tl.load(path)
     for name in program.kernels:
-        floats = {n: DType.BF16 for n, types in alternatives(program[name].kernel).items() if DType.BF16 in types}
+        floats = {
+            n: DType.BF16 for n, types in alternatives(program[name].kernel).items() if DType.BF16 in types
+        }
         if not floats:
             continue
         problem = settled(program[name], floats, {})
