@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tileloom as tl
+from tileloom.compiler.codegen.wgmma import choices
 from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import SM_80, SM_90A, CudaTarget
@@ -75,6 +76,42 @@ def test_longest_first_as_many_heads_together_as_the_cache_holds(n: int, d: int)
         assert {i * h + j for i, j, _ in group} == set(heads)
         rows = [first for _, _, first in group]
         assert rows == sorted(rows, reverse=True)
+
+
+HEADS_AFTER_ROWS = """kernel turned<T: f16 | bf16>(
+    q: T[B, M, H, D], k: T[B, N, H, D], v: T[B, N, H, E], scale: f32
+) -> o: T[B, M, H, E] {
+    require scale > 0
+    s[b, h, m, n] = scale * sum[d](q[b, m, h, d] * k[b, n, h, d])
+    p[b, h, m, n] = softmax[n | n <= m](s[b, h, m, n])
+    o[b, m, h, e] = sum[n](p[b, h, m, n] * v[b, n, h, e])
+}
+"""
+
+
+@pytest.mark.parametrize("tier", ["mma", "wgmma"])
+def test_heads_after_rows_have_the_order_of_heads_before(tier: str) -> None:
+    """As for [B, H, M, E], and right: two sequences, three heads, 150 rows in three tiles, NaN where nothing may be read."""
+    stated = parse_schedule(f"schedule s for turned on cuda:sm_90a {{ tier {tier}\n tile m by 64, n by 16 }}")
+    sizes = {"B": 2, "H": 3, "M": 150, "N": 160, "D": 16, "E": 32}
+    made = compile_kernel(
+        tl.parse(HEADS_AFTER_ROWS)["turned"], SM_90A, sizes, dtypes={"T": DType.BF16}, schedule=stated
+    )
+    if tier == "mma":
+        assert "task-order" in {r.name for r in made.remarks}
+    else:
+        found = choices(made.module.programs[0], SM_90A)
+        assert (found.order, found.skew) == ("balanced", "all")
+    rng = np.random.default_rng(1)
+    shapes = {"q": (2, 150, 3, 16), "k": (2, 160, 3, 16), "v": (2, 160, 3, 32)}
+    given = {n: rng.standard_normal(x).astype(ml_dtypes.bfloat16) for n, x in shapes.items()}
+    wide = {n: x.astype(float) for n, x in given.items()}
+    given["k"][:, 150:], given["v"][:, 150:] = np.nan, 0
+    got = emulate.run_module(made.module, made.source, given, {"scale": 0.25})["o"].astype(float)
+    s = 0.25 * np.einsum("bmhd,bnhd->bhmn", wide["q"], wide["k"])
+    p = np.exp(np.where(np.arange(160) <= np.arange(150)[:, None], s, -np.inf))
+    want = np.einsum("bhmn,bnhe->bmhe", p / p.sum(-1, keepdims=True), wide["v"])
+    assert np.abs(got - want).max() < 2e-2
 
 
 @pytest.mark.parametrize("a", [0, 1, 7, 64, 2**31 - 2])

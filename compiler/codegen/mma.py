@@ -56,6 +56,7 @@ from .streams import (
     facts_of,
     only_adds_products,
     with_named_operands,
+    with_tiled_axes_last,
 )
 from .tile_types import Context, contexts, is_product, leaves, rewrite, tile_axes
 
@@ -135,7 +136,7 @@ def variants(program: TileProgram, target: CudaTarget) -> list[MatrixKernel]:
     from .mma_cascades import CascadeKernel  # which builds on this module
     from .warpgroup_form import with_plain_bounds
 
-    program = with_named_operands(program, rounds=True)
+    program = with_tiled_axes_last(with_named_operands(program, rounds=True))
     check(program)
     if target.capability >= PLAIN_BOUNDS:
         program = with_plain_bounds(program)

@@ -196,9 +196,21 @@ class Pipeline:
         return self.chain[-1]
 
 
+def with_tiled_axes_last(program: TileProgram) -> TileProgram:
+    """The same program: a grid's order is nothing but the one in which tasks are numbered. A result with heads after rows,
+    [B, M, H, E], has its axes in that order, and the last ones tell how long tasks are."""
+
+    def ordered(s: Stmt) -> Stmt:
+        if not isinstance(s, Grid) or any(a.lo is not None or a.hi is not None for a in s.axes):
+            return s
+        return replace(s, axes=tuple(sorted(s.axes, key=lambda a: a.tile is not None)))
+
+    return replace(program, body=tuple(map(ordered, program.body)))
+
+
 def lengths_differ(program: TileProgram) -> bool:
-    """Do tiles of the last axis of the grid, the only one that is cut into tiles, tell how long loops are?"""
-    inside = list(statements(program.body))
+    """Do tiles of the only axis of the grid that is cut into tiles tell how long loops are?"""
+    inside = list(statements(with_tiled_axes_last(program).body))
     axes = next((s.axes for s in inside if isinstance(s, Grid)), ())
     free = all(a.lo is None and a.hi is None for a in axes)
     plain = bool(axes) and free and axes[-1].tile is not None and all(a.tile is None for a in axes[:-1])

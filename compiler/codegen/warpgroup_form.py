@@ -28,14 +28,14 @@ from ..tile_ir import (
     statements,
     subexpressions,
 )
-from .streams import facts_of, with_named_operands
+from .streams import facts_of, with_named_operands, with_tiled_axes_last
 from .tile_types import Facts, is_product, rewrite, tile_axes
 
 
 def prepared(program: TileProgram) -> TileProgram:
     """The same program: operands from memory are named tiles, so are computed ones, and each product has a name of its own
-    or is what a loop adds to one of its states."""
-    program = with_named_operands(program)
+    or is what a loop adds to one of its states. Axes cut into tiles come last, for they tell tasks' lengths (`order`)."""
+    program = with_tiled_axes_last(with_named_operands(program))
     tiles = {a: x.tile or 1 for a, x in tile_axes(program, dict(program.statics)).items()}
     named = _Naming(facts_of(program, tiles)).block(program.body, {})
     return with_plain_bounds(replace(program, body=named))
