@@ -211,6 +211,8 @@ SETS = {
 }
 TILE = 128
 """Queries and keys of a tile, for the share of tiles with a pair that is seen."""
+DOCUMENTS = 8
+"""In one sequence, all of one length."""
 HEADS = {64: 32, 96: 16, 128: 16, 256: 8}
 
 
@@ -280,7 +282,7 @@ def depths() -> list[tuple[str, Kernel, Attended]]:
 
 
 def scores() -> list[tuple[str, Kernel, Attended]]:
-    """Scores and domains beside plain ones of the same run."""
+    """Scores and domains beside plain ones of the same run; beside documents also as many sequences as short."""
     found = [
         Attended(128, s, domain, score)
         for s in (4096, 16384)
@@ -289,6 +291,7 @@ def scores() -> list[tuple[str, Kernel, Attended]]:
             ("causal", ""), ("causal", "alibi"), ("window", ""), ("documents", ""),
         )
     ]  # fmt: skip
+    found += [Attended(128, s // DOCUMENTS, "causal") for s in (4096, 16384)]
     return [(x.name, x.kernel, x) for x in found]
 
 
@@ -299,7 +302,7 @@ def attention_case(name: str, kernel: Kernel, what: Attended) -> Case:
     q, k, v = (drawn(b, h, s, d, dtype=torch.bfloat16) for _ in range(3))
     w, out, ours = torch.rand(h, device="cuda"), torch.empty_like(q), kernel.make()
     bias = drawn(s, s, dtype=torch.bfloat16)
-    of = torch.arange(s, device="cuda", dtype=torch.int32) // (s // 8)
+    of = torch.arange(s, device="cuda", dtype=torch.int32) // (s // DOCUMENTS)
     more = {"bias": [bias]}.get(what.score, []) + {"documents": [of, of]}.get(what.domain, [])
 
     def through(backend: Any) -> Callable[[], Any]:

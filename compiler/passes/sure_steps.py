@@ -7,6 +7,8 @@ for every lane, as in a tile within one document, a step without it is taken ins
         t = where(a == b, s, -inf)                                for visit_2 in 1 to sure { s in place of t }
         … t …
     }
+
+A mask by indices, as `n <= m` on the diagonal, stays in both.
 """
 
 from __future__ import annotations
@@ -69,13 +71,7 @@ class _Sure:
         if not isinstance(s, For) or not s.body:
             return s
         *before, visit = s.body
-        masked_anyway = s.domain and not any(a.name == "full" for a in s.attributes)
-        if (
-            masked_anyway
-            or not isinstance(visit, For)
-            or not is_visit(visit.axis)
-            or visit.axis.lo is not None
-        ):
+        if not isinstance(visit, For) or not is_visit(visit.axis) or visit.axis.lo is not None:
             return s
         handed_on = s.yields == tuple(Name(c.name) for c in visit.carries)
         if not handed_on or not all(isinstance(x, Let) for x in (*before, *visit.body)):
