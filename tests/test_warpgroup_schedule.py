@@ -348,6 +348,37 @@ def test_three_warpgroups_where_their_tiles_visit_little_more(
     assert "a maximum moves when it is exceeded by more than 2^8" in roles
 
 
+TWO_VALUES = """kernel two<T: f16 | bf16>(
+    q: T[H, M, D], k: T[H, N, D], v: T[H, N, D], w: T[H, N, D]
+) -> (o: T[H, M, D], u: T[H, M, D]) {
+    p[h, m, n] = softmax[n](sum[d](q[h, m, d] * k[h, n, d]) / sqrt(D))
+    o[h, m, d] = sum[n](p[h, m, n] * v[h, n, d])
+    u[h, m, d] = sum[n](p[h, m, n] * w[h, n, d])
+}
+"""
+
+
+@needs_toolkit
+@pytest.mark.parametrize(("target", "d"), [(SM_90A, 64), (SM_90A, 128), (SM_80, 128)])
+def test_tiles_have_room_for_all_sums_of_a_loop(target: CudaTarget, d: int) -> None:
+    """Weights of one softmax for two tensors of values."""
+    from tileloom.runtime.machine_code import machine_code
+
+    sizes = {"H": 64, "M": 4096, "N": 4096, "D": d}
+    made = compile_kernel(tl.parse(TWO_VALUES)["two"], target, sizes, dtypes={"T": DType.BF16})
+    (program,) = made.module.programs
+    tier, instruction, names = (
+        ("wgmma", "HGMMA", ("two_whole", "two"))
+        if target is SM_90A
+        else ("mma", "HMMA", ("two", "two_ragged"))
+    )
+    assert program.tier == tier
+    for name in names:
+        code = machine_code(made.source, name, target)
+        assert instruction in code.sass
+        assert (code.spill_bytes, code.stack_bytes) == (0, 0)
+
+
 def test_a_tanh_in_another_form_is_told() -> None:
     """Where results have 16 bits, and not where they are f32."""
     text = "kernel f<T: f32 | bf16>(x: T[N]) -> y: T[N] { y[n] = tanh(2 * f32(x[n])) }"
