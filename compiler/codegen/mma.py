@@ -41,6 +41,7 @@ from .deal import Deal, Demand, FragmentDeal, Layout, fragment_deal
 from .lazy_maximum import with_lazy_maxima
 from .remembered import remembered
 from .scalar_cuda import Code
+from .simt_elements import Wide
 from .simt_source import (
     LINE,
     LINE_BITS,
@@ -131,9 +132,18 @@ class Multiplied:
 @remembered
 def variants(program: TileProgram, target: CudaTarget) -> list[MatrixKernel]:
     """The kernels of a program, the preferred first; the last serves any sizes, strides and alignment. Raises `Unfit`."""
+    return [_kernel(*x, target) for x in _assuming(program, target)]
+
+
+def of_any_strides(program: TileProgram, target: CudaTarget) -> MatrixKernel:
+    """The last of them."""
+    return _kernel(*_assuming(program, target)[-1], target)
+
+
+def _assuming(program: TileProgram, target: CudaTarget) -> list[tuple[TileProgram, Wide, str]]:
+    """The program in this tier's form, what each of its kernels takes for granted, and the end of that one's name."""
     if target.capability < (8, 0):
         raise Unfit(f"{target.name} has no mma.sync for this shape")
-    from .mma_cascades import CascadeKernel  # which builds on this module
     from .warpgroup_form import with_plain_bounds
 
     program = with_tiled_axes_last(with_named_operands(program, rounds=True))
@@ -141,7 +151,13 @@ def variants(program: TileProgram, target: CudaTarget) -> list[MatrixKernel]:
     if target.capability >= PLAIN_BOUNDS:
         program = with_plain_bounds(program)
     program = with_lazy_maxima(program)
-    return [CascadeKernel(program, target, wide, suffix) for wide, suffix in assumptions(program, CHUNK)]
+    return [(program, wide, suffix) for wide, suffix in assumptions(program, CHUNK)]
+
+
+def _kernel(program: TileProgram, wide: Wide, suffix: str, target: CudaTarget) -> MatrixKernel:
+    from .mma_cascades import CascadeKernel  # which builds on this module
+
+    return CascadeKernel(program, target, wide, suffix)
 
 
 def is_lazy(program: TileProgram) -> bool:

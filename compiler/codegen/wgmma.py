@@ -19,6 +19,7 @@ from ...dsl.diagnostics import TileError
 from ...dsl.records import dataclass
 from ...dsl.types import DType
 from ..layouts import Slots, Unskewed, find, find_all
+from ..occupancy import spilled
 from ..schedule import Skew, TaskOrder
 from ..target import CudaTarget
 from ..tile_ir import (
@@ -30,6 +31,7 @@ from ..tile_ir import (
     Let,
     Load,
     Reduce,
+    Stmt,
     TileProgram,
     TileType,
     expressions,
@@ -43,6 +45,7 @@ from .lazy_maximum import with_lazy_maxima
 from .mma import Unfit
 from .near_functions import with_near_functions
 from .remembered import remembered
+from .resources import measured
 from .roles import MODULES, REGISTERS, ROWS, Loader
 from .simt import Kernel
 from .simt_elements import Wide
@@ -216,25 +219,43 @@ def _told_of_softcaps() -> str:
 
 
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
-    """What serves strides and alignments of any kind, under a name of its own; with smaller tiles where its threads, who are
-    fewer, have no room for these."""
-    from . import simt
-
-    found: simt.Kernel
-    for smaller in _smaller(program, LEAST_TILE):
+    """What serves strides and alignments of any kind, under a name of its own: threads of tier `mma`, with smaller tiles or
+    steps where these are too few for the registers that the program's take."""
+    found: Kernel | None = None
+    for smaller in (x for tiles in _smaller(program, LEAST_TILE) for x in (tiles, with_half_steps(tiles))):
         try:
-            found = mma.variants(replace(smaller, tier="mma"), target)[-1]
-            break
+            made = mma.of_any_strides(replace(smaller, tier="mma"), target)
         except (Unfit, TileError):
-            pass
-    else:
-        found = _without_products(smaller, target)
+            continue
+        fits = spilled(measured(made), target) == 0
+        found = made if fits or found is None else found
+        if fits:
+            break
+    found = found or _without_products(program, target)
     if found.name == plain(program.name):  # it serves all sizes itself, so nothing told it from others
         found = type(found)(found.program, target, found.wide, "any")
     return [found]
 
 
+def with_half_steps(program: TileProgram) -> TileProgram:
+    """The same program with loops over tiles half as large, down to LEAST_TILE. Their bounds stay, for what is a multiple of
+    a tile is one of its half."""
+
+    def halved(s: Stmt) -> Stmt:
+        if not isinstance(s, Grid | For):
+            return s
+        body = tuple(map(halved, s.body))
+        if isinstance(s, Grid):
+            return replace(s, body=body)
+        size = s.axis.tile
+        shorter = size is not None and size >= 2 * LEAST_TILE and size % 2 == 0
+        return replace(s, body=body, axis=replace(s.axis, tile=size // 2) if size and shorter else s.axis)
+
+    return replace(program, body=tuple(map(halved, program.body)))
+
+
 LEAST_TILE = 32
+"""Rows, columns or steps that are not divided for want of registers."""
 LEAST_TILE_OF_THREADS = 8
 """Of tier `simt`, where columns that are no power of two, as 136, leave a thread many values of each row."""
 
