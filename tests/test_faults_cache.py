@@ -43,7 +43,10 @@ from tileloom.inputs import made, shape_of
 from tileloom.dsl.types import DType
 graph = kernel.graph({"T": DType.F32} if given["typed"] else {})
 extents = {**{e: int(graph.example.get(e, 5)) for e in graph.extents}, **given["extents"]}
-scalars = {s: float(graph.example.get(s, 0.5)) for s in graph.scalars}
+scalars = {
+    s: int(graph.example.get(s, 2)) if t.dtype.is_integer else float(graph.example.get(s, 0.5))
+    for s, t in graph.scalars.items()
+}
 inputs = made(graph, extents, scalars)
 results = []
 def call():
