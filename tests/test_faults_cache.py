@@ -41,7 +41,7 @@ from numba.core import event
 kernel = tl.compile(tl.load(given["file"])[given["kernel"]], **given["options"])
 from tileloom.inputs import made, shape_of
 from tileloom.dsl.types import DType
-graph = kernel.graph({"T": DType.F32} if given["typed"] else {})
+graph = kernel.graph({t: DType.F32 for t in given["typed"]})
 extents = {**{e: int(graph.example.get(e, 5)) for e in graph.extents}, **given["extents"]}
 scalars = {
     s: int(graph.example.get(s, 2)) if t.dtype.is_integer else float(graph.example.get(s, 0.5))
@@ -51,7 +51,8 @@ inputs = made(graph, extents, scalars)
 results = []
 def call():
     found = kernel(**inputs, **scalars)
-    found = found if isinstance(found, tuple) else (found,)
+    found = found if isinstance(found, tuple) else () if found is None else (found,)
+    found += tuple(inputs[n] for n, t in graph.tensors.items() if t.inout)
     results.append([float(np.nan_to_num(x.astype(np.float64)).sum()) for x in found])
 threads = [threading.Thread(target=call) for _ in range(given["threads"])]
 with event.install_recorder("numba:compile") as recorder:
@@ -69,7 +70,7 @@ OTHER = "kernel other(x: f32[N]) -> y: f32[N] {\n    example N = 5\n    y[i] = u
 
 def start(cache: Path, file: Path, kernel: str, **changes: Any) -> subprocess.Popen[str]:
     given = {
-        "file": str(file), "kernel": kernel, "options": {}, "threads": 1, "first": "", "typed": False, "extents": {},
+        "file": str(file), "kernel": kernel, "options": {}, "threads": 1, "first": "", "typed": [], "extents": {},
         **{k: v for k, v in changes.items() if k != "sources"},
     }  # fmt: skip
     environment = {
@@ -191,7 +192,7 @@ def test_B080_processes_that_start_together_on_an_empty_folder(tmp_path: Path, s
     for number in range(20 if slow else 1):
         cache = tmp_path / str(number)
         running = [
-            start(cache, EXAMPLES / "softmax.tile", "row_softmax", typed=True, extents={"M": 5, "N": 9})
+            start(cache, EXAMPLES / "softmax.tile", "row_softmax", typed=["T"], extents={"M": 5, "N": 9})
             for _ in range(8)
         ]
         found = [finish(p) for p in running]
@@ -205,7 +206,7 @@ def test_B083_threads_and_processes_that_call_first_at_once(tmp_path: Path, slow
     for number in range(20 if slow else 1):
         cache = tmp_path / str(number)
         running = [
-            start(cache, EXAMPLES / "vector_add.tile", "vector_add", typed=True, threads=16, extents={"N": 9})
+            start(cache, EXAMPLES / "vector_add.tile", "vector_add", typed=["T"], threads=16, extents={"N": 9})
             for _ in range(4)
         ]
         found = [finish(p) for p in running]
@@ -218,7 +219,7 @@ def test_B100_every_kernel_runs_alike_from_the_cache(tmp_path: Path, slow: bool)
     files = sorted(EXAMPLES.glob("*.tile")) if slow else [EXAMPLES / "layernorm.tile"]
     for file in files:
         for name, item in tl.load(file).kernels.items():
-            typed = any(t.kind == "dtype" for t in item.type_params)
+            typed = [t.name.name for t in item.type_params if t.kind == "dtype"]
             first = run(tmp_path / "cache", file, name, typed=typed)
             second = run(tmp_path / "cache", file, name, typed=typed)
             assert second["compiled"] == 0
@@ -264,15 +265,15 @@ def test_writers_killed_at_any_moment_leave_whole_entries(tmp_path: Path, slow: 
 
 def test_damaged_entries_are_made_again(tmp_path: Path) -> None:
     cache, file = tmp_path / "cache", EXAMPLES / "vector_add.tile"
-    first = run(cache, file, "vector_add", typed=True)
+    first = run(cache, file, "vector_add", typed=["T"])
     for path in cache.rglob(f"*{SUFFIX}"):
         path.write_bytes(path.read_bytes()[:-9])
-    again = run(cache, file, "vector_add", typed=True)
+    again = run(cache, file, "vector_add", typed=["T"])
     assert again == first
     for path in cache.rglob(f"*{SUFFIX}"):
         path.write_bytes(b"something else")
-    assert run(cache, file, "vector_add", typed=True) == first
-    assert run(cache, file, "vector_add", typed=True)["compiled"] == 0
+    assert run(cache, file, "vector_add", typed=["T"]) == first
+    assert run(cache, file, "vector_add", typed=["T"])["compiled"] == 0
 
 
 @pytest.mark.parametrize(
