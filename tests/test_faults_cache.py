@@ -206,7 +206,9 @@ def test_B083_threads_and_processes_that_call_first_at_once(tmp_path: Path, slow
     for number in range(20 if slow else 1):
         cache = tmp_path / str(number)
         running = [
-            start(cache, EXAMPLES / "vector_add.tile", "vector_add", typed=["T"], threads=16, extents={"N": 9})
+            start(
+                cache, EXAMPLES / "vector_add.tile", "vector_add", typed=["T"], threads=16, extents={"N": 9}
+            )
             for _ in range(4)
         ]
         found = [finish(p) for p in running]
