@@ -219,10 +219,11 @@ def _told_of_softcaps() -> str:
 
 
 def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
-    """What serves strides and alignments of any kind, under a name of its own: threads of tier `mma`, with smaller tiles or
-    steps where these are too few for the registers that the program's take."""
+    """What serves strides and alignments of any kind, under a name of its own: threads of tier `mma`, with shorter steps,
+    then fewer rows, where these are too few for the registers that the program's tiles take. Rows come last, for fewer of
+    them ask for more of what each step reads, element by element (`docs/hopper.md`)."""
     found: Kernel | None = None
-    for smaller in (x for tiles in _smaller(program, LEAST_TILE) for x in (tiles, with_half_steps(tiles))):
+    for smaller in (x for tiles in _smaller(program, LEAST_TILE) for x in _shorter(tiles)):
         try:
             made = mma.of_any_strides(replace(smaller, tier="mma"), target)
         except (Unfit, TileError):
@@ -237,9 +238,9 @@ def _fallback(program: TileProgram, target: CudaTarget) -> list[Kernel]:
     return [found]
 
 
-def with_half_steps(program: TileProgram) -> TileProgram:
-    """The same program with loops over tiles half as large, down to LEAST_TILE. Their bounds stay, for what is a multiple of
-    a tile is one of its half."""
+def _shorter(program: TileProgram) -> Iterator[TileProgram]:
+    """The program, then with the tiles of its loops halved, down to LEAST_TILE. Bounds stay, for what is a multiple of a
+    tile is one of its half."""
 
     def halved(s: Stmt) -> Stmt:
         if not isinstance(s, Grid | For):
@@ -247,11 +248,14 @@ def with_half_steps(program: TileProgram) -> TileProgram:
         body = tuple(map(halved, s.body))
         if isinstance(s, Grid):
             return replace(s, body=body)
-        size = s.axis.tile
-        shorter = size is not None and size >= 2 * LEAST_TILE and size % 2 == 0
-        return replace(s, body=body, axis=replace(s.axis, tile=size // 2) if size and shorter else s.axis)
+        size = s.axis.tile or 0
+        shorter = size >= 2 * LEAST_TILE and size % 2 == 0
+        return replace(s, body=body, axis=replace(s.axis, tile=size // 2) if shorter else s.axis)
 
-    return replace(program, body=tuple(map(halved, program.body)))
+    steps: list[int | None] = []
+    while steps != (now := [s.axis.tile for s in statements(program.body) if isinstance(s, For)]):
+        yield program
+        steps, program = now, replace(program, body=tuple(map(halved, program.body)))
 
 
 LEAST_TILE = 32
