@@ -37,11 +37,14 @@ def wrong(tmp_path: Path) -> str:
 
 
 def test_help_is_quick_and_lists_the_commands() -> None:
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "tileloom", "--help"], capture_output=True, text=True, check=True
-    )
-    assert time.perf_counter() - start < 1.0  # 0.05 s alone; other tests run beside this one
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "tileloom", "--help"], capture_output=True, text=True, check=True
+        )
+        taken.append(time.perf_counter() - start)
+    assert min(taken) < 1.0  # 0.05 s alone; other tests run beside this one
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 

@@ -11,9 +11,11 @@ import pytest
 import tileloom as tl
 from tileloom.compiler.codegen import wgmma
 from tileloom.compiler.codegen.warpgroup_form import prepared, steps_of
+from tileloom.compiler.codegen.warpgroup_overlap import LAST_PRODUCTS
 from tileloom.compiler.passes.ranges_ahead import ranges_ahead
 from tileloom.compiler.pipeline import compile_kernel
 from tileloom.compiler.remarks import Remarks
+from tileloom.compiler.schedule import print_schedule
 from tileloom.compiler.schedule_text import parse_schedule
 from tileloom.compiler.target import SM_90A
 from tileloom.compiler.tile_ir import For, statements
@@ -85,9 +87,42 @@ def test_documents(domain: str, numbers: str) -> None:
     assert np.abs(got.astype(float) - exact(inputs, 0.3, domain)).max() < 2e-3
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("domain", ["same", "same and earlier"])
+def test_documents_of_whole_tiles_overlap(domain: str, blocks: int) -> None:
+    """Tasks that see nothing come first, between others, or last; what two documents share a tile with is masked."""
+    sizes = {"H": 3, "M": 320, "N": 96, "D": 16}
+    made = compiled(domain, sizes)
+    rng = np.random.default_rng(12)
+    inputs = {
+        n: rng.standard_normal((3, sizes[a], 16)).astype(np.float16)
+        for n, a in zip("qkv", "MNN", strict=True)
+    }
+    for unseen in ([0], [1, 3], [4], [0, 1, 2, 3, 4]):
+        of = np.arange(320) * 5 // 320
+        of[np.isin(np.arange(320) // 64, unseen)] = 9
+        inputs |= {"of": of.astype(np.int32), "doc": (np.arange(96) * 7 // 96 - 1).astype(np.int32)}
+        ran: list[str] = []
+        got = emulate.run_module(made.module, made.source, inputs, {"scale": 0.3}, blocks=blocks, ran=ran)[
+            "o"
+        ]
+        assert ran[-1] == "documents_whole"
+        assert np.abs(got.astype(float) - exact(inputs, 0.3, domain)).max() < 2e-3
+    assert LAST_PRODUCTS in made.source.partition("def documents_whole(")[2]
+
+
+def test_a_printed_schedule_of_documents_gives_the_same_source() -> None:
+    program = tl.parse(TEXT.replace("SET", SETS["same and earlier"][0]))["documents"]
+    sizes, dtypes = {"H": 16, "M": 4096, "N": 4096, "D": 128}, {"T": DType.BF16}
+    made = compile_kernel(program, SM_90A, sizes, dtypes=dtypes)
+    assert made.schedule.skew == "all"
+    stated = parse_schedule(print_schedule(made.schedule))
+    assert compile_kernel(program, SM_90A, sizes, dtypes=dtypes, schedule=stated).source == made.source
+
+
 @pytest.mark.parametrize("domain", SETS)
-def test_what_serves_other_strides_in_half_steps(domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the program's own tiles have no registers there, as for heads of 128 columns, its loops take half of a tile."""
+def test_what_serves_other_strides_in_shorter_steps(domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the program's own tiles have no registers there, as for heads of 128 columns, loops take a part of a tile."""
     monkeypatch.setattr(wgmma, "measured", lambda kernel: kernel)
     monkeypatch.setattr(wgmma, "spilled", lambda kernel, _: kernel.tiles["n"] > 32)
     sizes = {"H": 2, "M": 150, "N": 190, "D": 24}

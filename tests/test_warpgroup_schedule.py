@@ -373,6 +373,8 @@ def test_tiles_have_room_for_all_sums_of_a_loop(target: CudaTarget, d: int) -> N
         else ("mma", "HMMA", ("two", "two_ragged"))
     )
     assert program.tier == tier
+    told = f"o_u: tiles leave registers for sums of {d} and {d} columns"
+    assert [r.message for r in made.remarks if r.name == "cascade-tiles"].count(told) == 1
     for name in names:
         code = machine_code(made.source, name, target)
         assert instruction in code.sass

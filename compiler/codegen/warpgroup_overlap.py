@@ -71,23 +71,27 @@ class TaskOverlap(Reads):
         self.outside: tuple[list[str], int] | None = None  # lines and depth while results are emitted
 
     def overlaps(self) -> bool:
-        """May tasks of this program overlap? They come to one block after the other, and it is known early which."""
+        """May tasks of this program overlap? They come to one block after the other, and it is known early which. Threads
+        that look at each index by themselves have no registers for that where they also ask whether a step is left out."""
         stated = find(self.program.attributes, Overlapping)
-        able = self.order() != "longest" and self.looks_ahead()
+        asks = self.wide.run == 1 and any(steps_of(s).condition is not None for s in self._for_loops())
+        able = self.order() != "longest" and self.looks_ahead() and not asks
         return able and (self._pays() if stated is None else stated.tasks == "together")
 
     def _pays(self) -> bool:
         """Is it faster, as far as measured (`docs/hopper.md`)? Not where registers are scarce, or a step does more than a
-        softmax: where sums take more of them than those of 128 columns, tiles are read that are no operand, tanh bounds the
-        scores, or threads that look at each index by themselves also ask whether a step is left out."""
-        loops = [s for s in statements(self.program.body) if isinstance(s, For)]
+        softmax: where sums take more of them than those of 128 columns, tiles are read that are no operand, or tanh bounds
+        the scores."""
+        loops = self._for_loops()
         sums = [
             sum(self.deal.layout(c.type.axes).elements for c in s.carries if len(c.type.axes) > 1)
             for s in loops
         ]
         plain = not any(r.parts for r in self.staging.rings) and not any(map(weights_of_tanh, loops))
-        asked = any(steps_of(s).condition is not None for s in loops) and self.wide.run == 1
-        return plain and not asked and max(sums, default=0) <= MOST_SUMS
+        return plain and max(sums, default=0) <= MOST_SUMS
+
+    def _for_loops(self) -> list[For]:
+        return [s for s in statements(self.program.body) if isinstance(s, For)]
 
     def overlapping(self, loops: tuple[For, ...], added: frozenset[int]) -> Overlap | None:
         """The plan for loops that end with products added to these states; None where results cannot wait."""

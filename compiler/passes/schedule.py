@@ -117,7 +117,7 @@ def region_tiles(
             return _product_tiles(product, region, sizes, target, remarks)
         return _cascade_tiles(graph, region, roles, sizes, target, schedule, remarks)
     widest = max((axis_size(graph, a, sizes) or 0 for a in roles.whole), default=0)
-    if NARROW_ROWS < max(widest, _columns_of_sums(graph, region, roles, sizes)) <= WIDE_ROWS:
+    if NARROW_ROWS < max(widest, _columns_of_sums(graph, region, roles, sizes, remarks)) <= WIDE_ROWS:
         return replace(
             SMALL_MATRIX_TILES, key=SMALL_MATRIX_TILES.key // 2, volume=SMALL_MATRIX_TILES.row * widest
         )
@@ -180,7 +180,7 @@ def _cascade_tiles(
     """Tiles for products of warpgroups, 64 rows for each of them, where a cascade has one inside: fewer keys beside wide
     accumulators."""
     widest = max((axis_size(graph, a, sizes) or 0 for a in roles.whole), default=0)
-    widest = max(widest, _columns_of_sums(graph, region, roles, sizes))
+    widest = max(widest, _columns_of_sums(graph, region, roles, sizes, remarks))
     rows = (axis_size(graph, roles.tiled[0], sizes) if roles.tiled else None) or 2 * WARPGROUP_ROWS
     warpgroups = schedule.warpgroups or _warpgroups_of_cascade(
         graph, region, roles, sizes, target, widest, rows, remarks
@@ -197,10 +197,19 @@ def _cascade_tiles(
     return replace(WARPGROUP_TILES, row=WARPGROUP_ROWS * warpgroups, key=keys, query=tile)
 
 
-def _columns_of_sums(graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int]) -> int:
+def _columns_of_sums(
+    graph: Graph, region: Region, roles: Roles, sizes: Mapping[str, int], remarks: Remarks
+) -> int:
     """Of all sums together that a cascade's loop keeps in registers, as of two tensors of values."""
-    outer = [r for r in dict.fromkeys(reductions(region.values)) if r.fn == "sum"]
-    return sum(axis_size(graph, a, sizes) or 0 for r in outer for a in r.axes if a in roles.whole)
+    sums = [r for r in dict.fromkeys(reductions(region.values)) if r.fn == "sum"]
+    columns = [n for r in sums for a in r.axes if a in roles.whole and (n := axis_size(graph, a, sizes))]
+    if len(columns) > 1:
+        remarks.add(
+            "note", "schedule", "cascade-tiles",
+            f"{region.name}: tiles leave registers for sums of {' and '.join(map(str, columns))} columns",
+            region.roots[0].span,
+        )  # fmt: skip
+    return sum(columns)
 
 
 def _rows_of_cascade(
