@@ -328,6 +328,6 @@ def test_attention_is_derived_in_a_second_and_found_again_at_once() -> None:
     schedule = Schedule(name, name, "cpu", "all")
     derive_module._joined.cache_clear()
     proofs._known.clear()
-    times = [cpu_seconds(fuse, graph, schedule, CPU, SIZES, Remarks()) for _ in range(3)]
+    times = [cpu_seconds(fuse, graph, schedule, CPU, SIZES, Remarks()) for _ in range(5)]
     assert times[0] < 1.0
     assert min(times[1:]) < 0.05
