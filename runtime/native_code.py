@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ def address(name: str, write: Callable[[ir.Module], None], *files: str) -> int:
             code = _machine().emit_object(binding.parse_assembly(str(module)))
             folder.put(group, code, name)
     engine = linked(code)
-    _engines.append(engine)
+    kept_for_good(engine)
     return int(engine.get_function_address(name))
 
 
@@ -45,5 +46,6 @@ def _machine() -> Any:
     return binding.Target.from_default_triple().create_target_machine(opt=2, jit=True)
 
 
-_engines: list[Any] = []
-"""What owns the machine code."""
+def kept_for_good(owner: object) -> None:
+    """Have nobody free this, not even Python when it ends: threads in native code go on until the process is gone."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))

@@ -1,34 +1,35 @@
 """Threads that run the tasks of a kernel: ordinary Python threads, since compiled tasks hold no lock of the interpreter.
 
-A call gives a queue to the threads that are idle and works on it itself; whoever comes takes the next tasks (see
-`intrinsics.tasks`), and a thread that comes too late, or never, finds nothing to do and keeps nobody waiting. A worker looks
-out for the next call for some 1.5 ms before it sleeps, so that calls in a row are handed over in a few microseconds: waking
-it takes 100 and more. This survives a fork and may be entered from several threads at once. Which thread runs a task never
-changes its result.
+A call works on a queue of tasks, and its compiled function itself calls the threads that are idle (see `intrinsics.tasks`);
+whoever comes takes the next tasks, and from a thread that comes too late the call is taken back. Workers wait in native code
+and run tasks from there, without Python's lock, for some 1.5 ms looking for a call before they sleep: calls in a row are
+handed over in a microsecond, and waking a worker takes some 50. This survives a fork and may be entered from several threads
+at once. Which thread runs a task never changes its result.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from ctypes import c_int32, c_int64, string_at
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from .intrinsics.queue import DONE, END, LEFT, LENGTH, NEXT, STEP
+from .intrinsics.queue import ARGUMENTS, END, FIRST, GIVE, LENGTH, REASON, STATUS, STEP
 
 PIECES_PER_THREAD = 32
 """Tasks are taken in at most this many pieces a thread, so that tasks of unequal length even out."""
-LOOKS = 1500
-"""How often a caller looks whether helpers have let go of its arguments, some 40 ns each."""
-LAST_LOOKS = 10 * LOOKS
-"""How often a caller looks whether the last tasks are done before it sleeps: they end soon."""
-IDLE_LOOKS = 25 * LOOKS
+LAST_LOOKS = 15_000
+"""How often a caller looks whether helpers are done, some 40 ns each, before it sleeps: they end soon."""
+IDLE_LOOKS = 37_500
 """How often an idle worker looks for a call before it sleeps. OpenBLAS and libgomp look for 135 and 9 ms."""
 
 _limit: int | None = None
@@ -80,113 +81,71 @@ def run_tasks(function: Callable[..., Any], tasks: int, *arguments: Any) -> None
     """
     workers = 1 if tasks <= 1 or alone.depth else min(threads(), tasks)
     if workers > 1:
-        _Call(function, tasks, arguments, workers).run()
+        _run_shared(function, tasks, arguments, workers)
     elif tasks > 0:
         function(0, tasks, UNSHARED, *arguments)
 
 
-class _Call:
-    """One call's tasks and who waits for them.
+def _run_shared(function: Callable[..., Any], tasks: int, arguments: tuple[Any, ...], workers: int) -> None:
+    """Work with helpers, which `function` itself calls, and wait for what they have taken."""
+    spins = _limit is None or _limit <= _processors()  # else looking would keep another from working
+    cells, helpers = _crew.free_cells(), _crew.idle(workers - 1)
+    queue = cells[0]
+    queue[END], queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
+    first = _stand_by(helpers, _processor() if spins else None, IDLE_LOOKS * spins)
+    if first:
+        queue[FIRST], queue[GIVE] = first, _native().give()
+    try:
+        function(0, 0, queue, *arguments)
+    finally:
+        if first:
+            _native().take_back()(first, LAST_LOOKS * spins)
+        _crew.waiting.extend(helpers)
+        status, reason = queue[STATUS], queue[REASON]
+        _crew.cells.append(cells)
+    if status:
+        raise _failure(int(status), int(reason))
 
-    The call waits for helpers to let go of its arguments too: a result that one still held would not be freed with its
-    last use, the next would lie elsewhere, and the system would take the memory back and give it anew, page by page.
-    """
 
-    def __init__(
-        self, function: Callable[..., Any], tasks: int, arguments: tuple[Any, ...], workers: int
-    ) -> None:
-        self.function, self.tasks, self.workers = function, tasks, workers
-        self.arguments: tuple[Any, ...] | None = arguments
-        self.helping = 0
-        self.lock = threading.Lock()
-        self.cells = _crew.free_cells()
-        self.queue, self.address = self.cells
-        self.queue[END], self.queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
-        self.finished = threading.Lock()
-        self.finished.acquire()
-        self.failure: BaseException | None = None
-        self.spins = _limit is None or _limit <= _processors()
-        """Threads that share processors do not look: they would keep another from working."""
-        self.processor = _processor() if self.spins else None
+def _stand_by(helpers: Sequence[_Worker], processor: int | None, looks: int) -> int:
+    """Make the helpers of a caller on this processor ready to be called; the address of the first one's mailbox."""
+    first = 0
+    for worker in helpers:
+        if processor != worker.kept_off and processor is not None:
+            worker.keep_off(processor)
+        worker.mailbox.stand_by(first, looks)
+        first = worker.mailbox.address
+    return first
 
-    def run(self) -> None:
-        """Work with the others, and wait for what they have taken."""
-        helpers = _crew.idle(self.workers - 1)
-        try:
-            for worker in helpers:
-                worker.give(self)
-            assert self.arguments is not None
-            self.function(0, 0, self.queue, *self.arguments)
-            if not _waiting()(self.address + 8 * DONE, self.tasks, LAST_LOOKS * self.spins):
-                self.finished.acquire()
-            self._let_go()
-        finally:
-            _crew.waiting.extend(helpers)
-        if self.failure is not None:
-            raise self.failure
 
-    def _let_go(self) -> None:
-        """Drop the arguments, and look for a while whether those who helped have."""
-        with self.lock:
-            self.arguments = None
-            helping = self.helping
-        if not helping or _waiting()(self.address + 8 * LEFT, helping, LOOKS * self.spins):
-            _crew.cells.append(self.cells)
-
-    def help(self) -> None:
-        """Work in another thread than the caller's, which learns of the end and of failures."""
-        if self.queue[NEXT] >= self.tasks:
-            return
-        with self.lock:
-            arguments = self.arguments
-            self.helping += arguments is not None
-        if arguments is None:
-            return
-        try:
-            self.function(0, 0, self.queue, *arguments)
-        except BaseException as failure:
-            self.failure = failure
-        del arguments
-        with self.lock:
-            self.queue[LEFT] += 1
-        if self.failure is not None or self.queue[DONE] >= self.tasks:
-            with suppress(RuntimeError):  # another worker has said so
-                self.finished.release()
+def _failure(status: int, reason: int) -> BaseException:
+    """The exception that a compiled function stopped with, from the numbers that it returned to a helper: the address of a
+    pickled (type, arguments, place) and its length (`numba.core.callconv.excinfo_t`)."""
+    if status < 1 or not reason:
+        return RuntimeError(f"a task failed in another thread, with status {status}")
+    address, length = c_int64.from_address(reason).value, c_int32.from_address(reason + 8).value
+    kind, arguments, *_ = pickle.loads(string_at(address, length))
+    failure: BaseException = kind(*(arguments or ()))
+    return failure
 
 
 class _Worker(threading.Thread):
-    """Waits for a call, helps with it, waits again. `next[0]` is for compiled code that waits: where the latest call given
-    counts the tasks that are taken, 0 where none is new. The worker starts when the caller has taken one and so let go of
-    the interpreter's lock; sooner it would fall asleep over that.
+    """Waits in native code for calls and helps with them, as long as the process lives (`waiting.serve`).
 
     A worker is kept off the caller's processor before it is woken: a scheduler may wake it there although another is idle,
     and it then waits for milliseconds until the caller's turn is over.
 
-    Only the caller that has taken a worker from the crew gives to it. It puts the worker back when all tasks are done, so
-    that the worker, which may still be on its way back from them, is there for the next call.
+    Only the caller that has taken a worker from the crew gives to it. It puts the worker back when nobody works on its
+    tasks any more.
     """
 
     def __init__(self) -> None:
         super().__init__(name="tileloom", daemon=True)
-        self.next = np.zeros(LENGTH, np.int64)
-        self.given = threading.Lock()
-        self.given.acquire()
-        self.calls: deque[_Call] = deque()
+        self.mailbox, self.serve = _native().Mailbox(), _native().serve()
         self.kept_off: int | None = None
         """The processor that this thread may not run on."""
 
-    def give(self, call: _Call) -> None:
-        """Have the worker help, now or when it is back."""
-        if call.processor != self.kept_off and call.processor is not None:
-            self._keep_off(call.processor)
-        self.next[0] = (
-            call.address + 8 * NEXT
-        )  # before it is in line, where it is kept until it is no longer next
-        self.calls.append(call)
-        with suppress(RuntimeError):  # released before, and not yet noticed
-            self.given.release()
-
-    def _keep_off(self, processor: int) -> None:
+    def keep_off(self, processor: int) -> None:
         """Let this thread run on the caller's processors but for one, which the caller takes itself."""
         others = os.sched_getaffinity(0) - {processor}
         if others and self.native_id is not None:
@@ -195,13 +154,7 @@ class _Worker(threading.Thread):
             self.kept_off = processor
 
     def run(self) -> None:
-        is_begun, place = _watching(), int(self.next.ctypes.data)
-        while True:
-            is_begun(place, IDLE_LOOKS if threads() <= _processors() else 0)
-            self.given.acquire()
-            while self.calls:
-                self.next[0] = 0
-                self.calls.popleft().help()
+        self.serve(self.mailbox.address)
 
 
 class _Crew:
@@ -209,20 +162,20 @@ class _Crew:
 
     def __init__(self) -> None:
         self.waiting: deque[_Worker] = deque()
-        self.cells: deque[tuple[Any, int]] = deque()
-        """Queues that no call uses, and their addresses, which take longer to ask for than the rest of a call."""
+        self.cells: deque[tuple[Any, Any]] = deque()
+        """Queues that no call uses, each with what a call finds at 0."""
         self.count = 0
         self.lock = threading.Lock()
 
-    def free_cells(self) -> tuple[Any, int]:
-        """A queue without tasks, and its address."""
+    def free_cells(self) -> tuple[Any, Any]:
+        """A queue without tasks, and its part before the arguments."""
         try:
-            queue, address = self.cells.pop()
+            cells = self.cells.pop()
         except IndexError:
             queue = np.zeros(LENGTH, np.int64)
-            return queue, int(queue.ctypes.data)
-        queue.fill(0)
-        return queue, address
+            return queue, queue[:ARGUMENTS]
+        cells[1].fill(0)
+        return cells
 
     def idle(self, wanted: int) -> list[_Worker]:
         """Up to so many workers that are idle, made where the process has too few."""
@@ -273,18 +226,11 @@ def _asking_processor() -> Callable[[], int] | None:
 
 
 @cache
-def _waiting() -> Callable[[int, int, int], int]:
-    """The native function that waits; whoever shares no task never makes it."""
-    from .waiting import is_reached
+def _native() -> ModuleType:
+    """The native functions; whoever shares no task never makes them."""
+    from . import waiting
 
-    return is_reached()
-
-
-def _watching() -> Callable[[int, int], int]:
-    """The native function with which a worker waits for a call."""
-    from .waiting import is_begun
-
-    return is_begun()
+    return waiting
 
 
 def _forget() -> None:

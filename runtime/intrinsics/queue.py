@@ -1,8 +1,12 @@
-"""The queue of a grid's tasks: an int64 array that compiled functions change atomically (see `tasks`).
+"""The queue of a grid's tasks: an int64 array that compiled functions change atomically (see `tasks`), and what the threads
+that may help need to know.
 
-NEXT task, END of the tasks, STEP: how many are taken at once (0: nothing is shared), and, in a cache line of its own, how
-many are DONE. LEFT is not theirs: how many threads that helped have let go of the arguments.
+NEXT task, END of the tasks, STEP: how many are taken at once (0: nothing is shared). GIVE is the address of the function
+that calls helpers (`waiting.give`), 0 once they are called or where there are none, FIRST that of the first one's mailbox.
+The caller's compiled function leaves for them the address of what they RUN and, from ARGUMENTS on, its arguments, a word
+each. A helper that fails leaves STATUS and REASON, as Numba's functions return them.
 """
 
-NEXT, END, STEP, DONE, LEFT = 0, 1, 2, 8, 9
-LENGTH = 16
+NEXT, END, STEP, GIVE, FIRST, RUN, STATUS, REASON = range(8)
+ARGUMENTS = 16
+LENGTH = 512
