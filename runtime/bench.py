@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -28,9 +28,13 @@ from .threads import threads
 SCHEMA_VERSION = 1
 SHORTEST_SAMPLE_S = 5e-3
 """A shorter call is repeated within one sample, whose time is then divided: the first call after a rest, which finds caches
-cold and threads asleep, takes up to 0.3 ms more, and is to count little."""
+cold and threads asleep, takes up to 1 ms more, and is to count little. All variants of a case are repeated as often as the
+shortest, so that it counts as much for each."""
+LONGEST_SAMPLE_S = 20e-3
+"""Longer samples than that are not made for a slow variant's sake."""
 GAP_S = 2e-3
-"""Rest after each sample: thread pools of other libraries spin after a call and would spoil the next one."""
+"""Rest after each sample: thread pools of other libraries spin after a call and would spoil the next one. Variants of a case
+rest as long as the one that needs the most, for each sample begins colder the longer the processors have slept."""
 VERSIONS = ("tileloom", "numpy", "numba", "llvmlite", "torch")
 
 
@@ -127,11 +131,12 @@ def compare(
         if not errors[v.name] <= v.bound:
             raise WrongResult(f"{case}: {v.name} errs by {errors[v.name]:.3g}; {v.bound:.3g} is allowed")
     peaks = {v.name: _peak_bytes(v) for v in variants}
-    repeats = {v.name: _repeats(v, clock) for v in variants}
+    rest_s = max(v.rest_s for v in variants)
+    repeats = _calls_a_sample({v.name: sample_s(v.call, 1, rest_s, clock) for v in variants})
     samples: dict[str, list[float]] = {v.name: [] for v in variants}
     for _ in range(rounds):
         for v in variants:
-            samples[v.name].append(_sample_ms(v, repeats[v.name], clock))
+            samples[v.name].append(sample_s(v.call, repeats[v.name], rest_s, clock) * 1e3)
     return [
         Row(case, v.name, tuple(samples[v.name]), errors[v.name], flops, moved_bytes, peaks[v.name])
         for v in variants
@@ -143,12 +148,10 @@ def _peak_bytes(v: Variant) -> int | None:
     return growth.resident_bytes if growth.resident_bytes is not None else growth.scratch_bytes
 
 
-def _repeats(v: Variant, clock: Callable[[], float]) -> int:
-    return repeats_of(sample_s(v.call, 1, v.rest_s, clock))
-
-
-def _sample_ms(v: Variant, repeats: int, clock: Callable[[], float]) -> float:
-    return sample_s(v.call, repeats, v.rest_s, clock) * 1e3
+def _calls_a_sample(once_s: Mapping[str, float]) -> dict[str, int]:
+    """From how long one call of each variant takes: as many calls for all, fewer for those that then exceed a sample."""
+    most = max(map(repeats_of, once_s.values()))
+    return {n: max(1, min(most, int(LONGEST_SAMPLE_S / max(s, 1e-9)))) for n, s in once_s.items()}
 
 
 def repeats_of(once_s: float) -> int:

@@ -7,8 +7,11 @@ import json
 import multiprocessing
 import os
 import platform
+import subprocess
+import sys
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -366,6 +369,48 @@ def test_a_failing_task_is_reported() -> None:
         pass
 
 
+@njit(nogil=True)
+def fail_in_one(first, last, queue, runs, rows, sums, bad):  # type: ignore[no-untyped-def]
+    first, last = take_first(queue, first, last)
+    while first < last:
+        for task in range(first, last):
+            runs[task] = 1
+            for row in rows[task : task + 2]:  # views count references to the array
+                sums[task] += row.sum()
+            if task == bad:
+                raise KeyError("task", 7)
+        first, last = take_next(queue, first, last)
+
+
+def test_helpers_get_arguments_of_every_kind_and_report_failures() -> None:
+    """Views of an array are counted in memory that the caller frees when it returns, while a helper may still work."""
+    rows = np.random.default_rng(1).standard_normal((65, 500))
+    for bad in [None] * 300 + [0, 31, 63] * 10:
+        runs, sums = np.zeros(64, np.int8), np.zeros(64, np.float32)
+        failure = pytest.raises(KeyError, match=r"'task', 7") if bad is not None else nullcontext()
+        with threads.thread_limit(3), failure:
+            threads.run_tasks(fail_in_one, 64, runs, rows, sums, -1 if bad is None else bad)
+        if bad is None:
+            assert (runs == 1).all()
+            np.testing.assert_allclose(sums, rows[:-1].sum(1) + rows[1:].sum(1), rtol=1e-4, atol=1e-4)
+
+
+ENDS = """
+import numpy as np, tileloom as tl
+from tileloom.runtime.threads import thread_limit
+k = tl.compile(tl.parse("kernel k(a: f32[M, K], b: f32[K, N]) -> c: f32[M, N] { c[m, n] = sum[k](a[m, k] * b[k, n]) }")["k"])
+a = np.ones((512, 512), np.float32)
+with thread_limit(3):
+    print(all((k(a, a) == 512).all() for _ in range(20)))
+"""
+
+
+def test_a_process_ends_while_workers_look_for_calls() -> None:
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_first_use_from_many_threads_at_once() -> None:
     fresh = kernel(BLEND, BLEND_TILES)
     results: list[np.ndarray] = []
@@ -469,6 +514,27 @@ def test_variants_are_timed_in_turn_after_the_check() -> None:
     assert len(row["samples_ms"]) == 4
     assert 1.5e3 * bench.SHORTEST_SAMPLE_S <= row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
     assert row["tflops"] == pytest.approx(2e6 / row["median_ms"] / 1e9)
+
+
+def test_variants_are_repeated_and_rest_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow one is called less often, where its samples would take longer than 20 ms."""
+    now, rests = [0.0], []
+    monkeypatch.setattr(bench.time, "sleep", rests.append)
+    calls = {"quick": 0, "slow": 0, "slowest": 0}
+
+    def variant(name: str, seconds: float, rest: float) -> bench.Variant:
+        def call() -> np.ndarray:
+            calls[name] += 1
+            now[0] += seconds
+            return np.ones(1)
+
+        return bench.Variant(name, call, 0.0, rest)
+
+    variants = [variant("quick", 1.01e-3, 0.1), variant("slow", 3.99e-3, 0.2), variant("slowest", 9e-3, 0.0)]
+    rows = bench.compare("case", variants, [np.ones(1)], rounds=1, clock=lambda: now[0])
+    assert calls == {"quick": 3 + 4, "slow": 3 + 4, "slowest": 3 + 2}
+    assert rests == [0.2] * 6
+    assert [r.median_ms for r in rows] == pytest.approx([1.01, 3.99, 9])
 
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.1], [1.0, np.inf], [1.0, np.nan], [1.0]])
