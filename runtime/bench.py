@@ -26,11 +26,11 @@ from .memory import measure
 from .threads import threads
 
 SCHEMA_VERSION = 1
-SHORTEST_SAMPLE_S = 5e-3
+SHORTEST_SAMPLE_S = 20e-3
 """A shorter call is repeated within one sample, whose time is then divided: the first call after a rest, which finds caches
 cold and threads asleep, takes up to 1 ms more, and is to count little. All variants of a case are repeated as often as the
 shortest, so that it counts as much for each."""
-LONGEST_SAMPLE_S = 20e-3
+LONGEST_SAMPLE_S = 80e-3
 """Longer samples than that are not made for a slow variant's sake."""
 GAP_S = 2e-3
 """Rest after each sample: thread pools of other libraries spin after a call and would spoil the next one. Variants of a case
@@ -154,9 +154,9 @@ def _calls_a_sample(once_s: Mapping[str, float]) -> dict[str, int]:
     return {n: max(1, min(most, int(LONGEST_SAMPLE_S / max(s, 1e-9)))) for n, s in once_s.items()}
 
 
-def repeats_of(once_s: float) -> int:
+def repeats_of(once_s: float, shortest_s: float = SHORTEST_SAMPLE_S) -> int:
     """How often a call that takes so long is repeated within one sample."""
-    return max(1, int(SHORTEST_SAMPLE_S / max(once_s, 1e-9)))
+    return max(1, int(shortest_s / max(once_s, 1e-9)))
 
 
 def sample_s(

@@ -60,6 +60,7 @@ COLUMNS = (16, 64, 1024)
 """Columns of the products, of 1024 rows and 1024 terms each."""
 COPIED = (1 << 17, 1 << 20, 1 << 23, 1 << 26)
 """Elements copied: from what a core's cache holds to far more than any cache."""
+SAMPLE_S = 5e-3
 ROUNDS = 16
 """Every probe has a sample in each round, so that a slow moment of the machine does not make one rate slow."""
 
@@ -127,7 +128,7 @@ def measure() -> Rates:
 def _time(probes: Sequence[Probe]) -> None:
     for p in probes:
         p.call()
-    repeats = [repeats_of(sample_s(p.call, 1)) for p in probes]
+    repeats = [repeats_of(sample_s(p.call, 1), SAMPLE_S) for p in probes]
     for _ in range(ROUNDS):
         for p, times in zip(probes, repeats, strict=True):
             p.taken.append(sample_s(p.call, times))
