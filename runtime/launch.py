@@ -26,12 +26,11 @@ from .parameters import Parameters, Plan
 from .ready import Ready, Step
 from .threads import alone
 
-WORTH_SHARING_S = 500e-6
-"""A launch whose shared work is predicted to take less runs on the calling thread. After a pause of 2 ms another thread
-begins 200 to 400 µs after it was called, and the caller loses about 200 µs; in calls that follow at once it was 120 and 50
-(two cores of a virtual machine), and is 10 to 60 and 50 where the other thread still looks for calls
-(`threads.IDLE_LOOKS`). So a product of 256³ took 1.07 ms shared, in a run that was not kept, and takes 0.80 alone
-(cpu-avx2-gemm.json)."""
+WORTH_SHARING_S = 350e-6
+"""A launch whose shared work is predicted to take less runs on the calling thread. In calls that follow one another sharing
+pays from some 110 µs on, after a rest of 4 or 50 ms from some 500 or 600, in which the other processor has fallen asleep and
+found its caches cold: softmax of 1024 rows of 256 columns took 353, 476 and 624 µs alone in these cases and 248, 473 and 623
+shared, a product of 192³ 279, 400, 638 and 249, 532, 646 (two cores of an EPYC in a virtual machine, a trial)."""
 
 
 class Kernel(Parameters):
