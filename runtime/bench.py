@@ -180,7 +180,7 @@ def sample_s(
 def document(rows: Sequence[Row], command: Sequence[str] | None = None) -> dict[str, Any]:
     """The rows with everything that is needed to judge or repeat them."""
     made = circumstances(command)
-    made["conditions"] |= {"order": "interleaved", "gap_s": GAP_S}
+    made["conditions"] |= {"order": "interleaved", "gap_s": GAP_S, "sample_s": SHORTEST_SAMPLE_S}
     return {**made, "rows": [r.as_json() for r in rows]}
 
 
