@@ -2,9 +2,10 @@
 
 Each case is checked against float64, then its variants are timed in turn in one process (`cpu_cases.py` has the cases). A
 process of its own serves each number of threads, with BLAS and OpenMP limited to as many. One thread is timed by the
-process's CPU time, which other processes do not disturb; more by wall clock, resting after each sample, whoever's it was, until
-the slowest library's threads stop spinning. A sample is as many calls for all variants, 20 ms or more of them. `--quick` is a look at a few cases; `--record` writes benchmarks/results/cpu-SUITE.json: raw samples
-in ms, medians, GFLOP/s or GB/s, and the conditions. torch is compared with where it is installed.
+process's CPU time, which other processes do not disturb; more by wall clock, resting after each sample, whoever's it was,
+until the slowest library's threads stop spinning. A sample is as many calls for all variants, 20 ms or more of them.
+`--quick` is a look at a few cases; `--record` writes benchmarks/results/cpu-SUITE.json: raw samples in ms, medians, GFLOP/s
+or GB/s, and the conditions. torch is compared with where it is installed.
 
 `floors` measures what the machine can do at all, `compile` what a new process waits for, `threads` what handing out costs.
 """
