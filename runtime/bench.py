@@ -123,8 +123,11 @@ def compare(
     """Check every variant against `reference` (float64), then time them in turn. The check is the warm-up. On one thread
     `clock` may be `time.process_time`, which does not count what other processes take.
 
-    Raises `WrongResult` naming variant, error and bound, before anything is timed.
+    Raises `WrongResult` naming variant, error and bound, before anything is timed, and ValueError where two have one name.
     """
+    names = [v.name for v in variants]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{case}: two variants have one name, of {', '.join(names)}")
     errors = {}
     for v in variants:
         errors[v.name] = error(v.call(), reference)

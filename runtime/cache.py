@@ -12,7 +12,6 @@ import hashlib
 import os
 import secrets
 import stat
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from ..dsl.records import dataclass
+from .forks import ForkedLock
 
 try:
     import fcntl
@@ -116,8 +116,8 @@ class Store:
 
     folder: Path
     limit_bytes: int = LIMIT_BYTES
-    _locks: dict[str, threading.Lock] = field(default_factory=dict, repr=False)
-    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _locks: dict[str, ForkedLock] = field(default_factory=dict, repr=False)
+    _guard: ForkedLock = field(default_factory=ForkedLock, repr=False)
     _lock_file: IO[bytes] | None = field(default=None, repr=False)
     _refused: str | None = field(default=None, repr=False)
 
@@ -209,7 +209,7 @@ class Store:
         """Hold this while making entries of a group: other threads wait, and processes where the system can lock files.
         A process that dies, however it dies, lets go."""
         with self._guard:
-            lock = self._locks.setdefault(group, threading.Lock())
+            lock = self._locks.setdefault(group, ForkedLock())
         with lock:
             place = int(digest(group)[:7], 16)
             held = self._hold(place)
@@ -351,12 +351,3 @@ def _abandoned(path: Path) -> bool:
     except (OSError, ValueError, OverflowError):
         return False
     return old
-
-
-def _forget_locks() -> None:
-    """In a forked child no thread holds the locks that one held in the parent."""
-    store_of.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property:
+        """As Python 3.12's: Python 3.11 holds a lock over all instances of a class while it computes, and so over a fork."""
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self.compute, self.__doc__ = compute, compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            return self if instance is None else vars(instance).setdefault(self.name, self.compute(instance))
+
+
+__all__ = ["ForkedLock", "cached_property", "held_over_forks"]
 
 
 class ForkedLock:

@@ -13,7 +13,6 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,7 +26,7 @@ from numba.np.numpy_support import from_dtype
 
 from ..dsl.records import dataclass
 from .collecting import collecting_paused
-from .forks import ForkedLock, held_over_forks
+from .forks import ForkedLock, cached_property, held_over_forks
 from .generated import prepare
 from .stored_code import Keeper, Shelf, WholeKeeper, shelf
 from .threads import UNSHARED

@@ -11,7 +11,6 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
 from typing import Any
 
 from ..compiler.evaluate import Number
@@ -21,6 +20,7 @@ from ..compiler.tile_ir import TileProgram
 from ..dsl.records import dataclass
 from ..dsl.types import DType
 from . import driver, machine_code
+from .forks import cached_property
 from .machine_code import Assembled, Variant, variants
 from .tensor_maps import MapSlot, can_be_mapped
 

@@ -9,6 +9,7 @@ at once. Which thread runs a task never changes its result.
 
 from __future__ import annotations
 
+import _thread
 import os
 import pickle
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import c_int32, c_int64, string_at
 from functools import cache
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -32,29 +34,44 @@ LAST_LOOKS = 15_000
 IDLE_LOOKS = 37_500
 """How often an idle worker looks for a call before it sleeps. OpenBLAS and libgomp look for 135 and 9 ms."""
 
-_limit: int | None = None
+_limits: list[tuple[int]] = []
+"""What `thread_limit` says, the newest last; several threads may be inside one at once."""
 
 
 def threads() -> int:
     """How many threads a kernel may use: the processors this process may run on, or what `thread_limit` says."""
-    return _limit if _limit is not None else _processors()
+    stated = _stated_limit()
+    return stated if stated is not None else _processors()
+
+
+def _stated_limit() -> int | None:
+    limits = _limits[-1:]  # at once, for another thread may end the last one
+    return limits[0][0] if limits else None
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_allowed())
+
+
+def _allowed() -> frozenset[int]:
+    """The processors that this thread may run on, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 @contextmanager
 def thread_limit(n: int) -> Iterator[None]:
-    """Use `n` threads inside the `with`, for the whole process. Raises `ValueError` unless n is at least 1."""
-    global _limit
+    """Use `n` threads inside the `with`, for the whole process; of several at once the one that began last counts. Raises
+    `ValueError` unless n is at least 1."""
     if n < 1:
         raise ValueError(f"thread_limit({n}): at least 1 is needed")
-    before, _limit = _limit, n
+    own = (n,)
+    _limits.append(own)
     try:
         yield
     finally:
-        _limit = before
+        _limits[:] = [x for x in _limits if x is not own]
 
 
 class _Alone(threading.local):
@@ -87,32 +104,44 @@ def run_tasks(function: Callable[..., Any], tasks: int, *arguments: Any) -> None
 
 
 def _run_shared(function: Callable[..., Any], tasks: int, arguments: tuple[Any, ...], workers: int) -> None:
-    """Work with helpers, which `function` itself calls, and wait for what they have taken."""
-    spins = _limit is None or _limit <= _processors()  # else looking would keep another from working
-    cells, helpers = _crew.free_cells(), _crew.idle(workers - 1)
+    """Work with helpers, which `function` itself calls, and wait for what they have taken.
+
+    An exception may come between any two steps, as from Ctrl-C. Whatever it ends, the helpers are taken back before the
+    arguments are freed, and stand in the crew again: in `finally` both are calls of C functions, which run no other code
+    before they begin.
+    """
+    stated, processors = _stated_limit(), _allowed()
+    spins = stated is None or stated <= len(processors)  # else looking would keep another from working
+    take_back, looks = _native().take_back(), LAST_LOOKS * spins
+    put_back, helpers = _crew.waiting.extend, list[_Worker]()
+    cells = _crew.free_cells()
     queue = cells[0]
     queue[END], queue[STEP] = tasks, max(1, tasks // (workers * PIECES_PER_THREAD))
-    first = _stand_by(helpers, _processor() if spins else None, IDLE_LOOKS * spins)
-    if first:
-        queue[FIRST], queue[GIVE] = first, _native().give()
+    first = 0
     try:
+        _crew.find(helpers, workers - 1)
+        first = _stand_by(helpers, _processor() if spins else None, processors, IDLE_LOOKS * spins)
+        if first:
+            queue[FIRST], queue[GIVE] = first, _native().give()
         function(0, 0, queue, *arguments)
     finally:
-        if first:
-            _native().take_back()(first, LAST_LOOKS * spins)
-        _crew.waiting.extend(helpers)
+        try:
+            take_back(first, looks)
+        finally:
+            put_back(helpers)
         status, reason = queue[STATUS], queue[REASON]
         _crew.cells.append(cells)
     if status:
         raise _failure(int(status), int(reason))
 
 
-def _stand_by(helpers: Sequence[_Worker], processor: int | None, looks: int) -> int:
-    """Make the helpers of a caller on this processor ready to be called; the address of the first one's mailbox."""
+def _stand_by(helpers: Sequence[_Worker], processor: int | None, allowed: frozenset[int], looks: int) -> int:
+    """Make the helpers of a caller on this processor, or one of those allowed, ready to be called; the address of the
+    first one's mailbox."""
     first = 0
     for worker in helpers:
-        if processor != worker.kept_off and processor is not None:
-            worker.keep_off(processor)
+        if (processor, allowed) != worker.kept_off:
+            worker.keep_off(processor, allowed)
         worker.mailbox.stand_by(first, looks)
         first = worker.mailbox.address
     return first
@@ -142,18 +171,26 @@ class _Worker(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="tileloom", daemon=True)
         self.mailbox, self.serve = _native().Mailbox(), _native().serve()
-        self.kept_off: int | None = None
-        """The processor that this thread may not run on."""
+        self.kept_off: tuple[int | None, frozenset[int]] | None = None
+        """The processor that this thread may not run on, if any, and those that its caller might."""
+        self.maker = _thread.get_native_id()
 
-    def keep_off(self, processor: int) -> None:
+    def keep_off(self, processor: int | None, allowed: frozenset[int]) -> None:
         """Let this thread run on the caller's processors but for one, which the caller takes itself."""
-        others = os.sched_getaffinity(0) - {processor}
-        if others and self.native_id is not None:
-            with suppress(OSError):  # where the system lets no thread move another
-                os.sched_setaffinity(self.native_id, others)
-            self.kept_off = processor
+        if self.native_id is not None:
+            if hasattr(os, "sched_setaffinity"):
+                with suppress(OSError):  # where the system lets no thread move another
+                    os.sched_setaffinity(self.native_id, allowed - {processor} or allowed)
+            self.kept_off = processor, allowed
 
     def run(self) -> None:
+        if _thread.get_native_id() == self.maker:
+            warnings.warn(
+                "kernels run on one thread: Python's threads are replaced (by gevent or eventlet) and take turns on it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return  # who is called and never comes is taken back
         self.serve(self.mailbox.address)
 
 
@@ -165,7 +202,9 @@ class _Crew:
         self.cells: deque[tuple[Any, Any]] = deque()
         """Queues that no call uses, each with what a call finds at 0."""
         self.count = 0
-        self.lock = threading.Lock()
+        self.lock = (
+            threading.RLock()
+        )  # a signal's handler or the end of an object may call a kernel meanwhile
 
     def free_cells(self) -> tuple[Any, Any]:
         """A queue without tasks, and its part before the arguments."""
@@ -177,33 +216,31 @@ class _Crew:
         cells[1].fill(0)
         return cells
 
-    def idle(self, wanted: int) -> list[_Worker]:
-        """Up to so many workers that are idle, made where the process has too few."""
-        found: list[_Worker] = []
-        while len(found) < wanted:
-            try:
-                found.append(self.waiting.pop())
-            except IndexError:
-                made = self._made()
-                if made is None:
-                    break
-                found.append(made)
-        return found
+    def find(self, found: list[_Worker], wanted: int) -> None:
+        """Add up to so many workers that are idle, made where the process has too few. None is lost on the way: they go over
+        in one step."""
+        with suppress(IndexError):
+            found.extend(islice(iter(self.waiting.pop, None), wanted))
+        while len(found) < wanted and self._is_one_more(found):
+            pass
 
-    def _made(self) -> _Worker | None:
+    def _is_one_more(self, found: list[_Worker]) -> bool:
+        limit = threads()
         with self.lock:
-            if self.count >= threads() - 1:
-                return None
+            if self.count >= limit - 1:
+                return False
+            worker = _Worker()
             self.count += 1
-        worker = _Worker()
+            found.append(worker)
         try:
             worker.start()
-        except RuntimeError as refused:  # as where a container limits how many there may be
+        except (RuntimeError, MemoryError) as refused:  # as where a container limits how many there may be
+            found.remove(worker)
             with self.lock:
                 self.count -= 1
             warnings.warn(f"kernels run on fewer threads: {refused}", RuntimeWarning, stacklevel=2)
-            return None
-        return worker
+            return False
+        return True
 
 
 _crew = _Crew()

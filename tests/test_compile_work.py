@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from numba.core import codegen, event
 import tileloom as tl
 from tileloom.runtime import kernels, stored_code
 from tileloom.runtime.generated import PASSES, types_asked_once
-from tileloom.runtime.waiting import is_begun, is_reached
 
 ATTENTION = """kernel attention(q: f32[B, H, M, D], k: f32[B, H, N, D], v: f32[B, H, N, E], scale: f32)
     -> o: f32[B, H, M, E] {
@@ -143,36 +141,6 @@ def test_types_are_asked_again_after_a_text_compiled_for_another() -> None:
         assert ask() is first
     assert "resolve_function_type" not in vars(context)
     assert ask() is not first
-
-
-def test_waiting_ends_with_the_value_or_the_rounds() -> None:
-    cells = np.zeros(4, np.int64)
-    wait, place = is_reached(), int(cells.ctypes.data) + 16
-    assert wait(place, 0, 0) == 1
-    assert wait(place, 1, 1000) == 0
-    cells[1], cells[3] = 9, 9
-    assert wait(place, 1, 0) == 0
-    cells[2] = 5
-    assert [wait(place, n, 0) for n in (4, 5, 6)] == [1, 1, 0]
-    answers: list[int] = []
-    waiter = threading.Thread(target=lambda: answers.append(wait(place, 7, 2**40)))
-    waiter.start()
-    assert not answers  # it waits, and holds no lock that this thread would need
-    cells[2] = 7
-    waiter.join()
-    assert answers == [1]
-
-
-def test_a_worker_watches_for_a_call_and_for_its_first_task() -> None:
-    cells, queue = np.zeros(1, np.int64), np.zeros(2, np.int64)
-    begun, place = is_begun(), int(cells.ctypes.data)
-    assert begun(place, 1000) == 0
-    cells[0] = int(queue.ctypes.data) + 8
-    assert begun(place, 1000) == 0
-    queue[0] = 1
-    assert begun(place, 0) == 0
-    queue[1] = 1
-    assert begun(place, 0) == 1
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -7,11 +7,13 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import nullcontext
+from ctypes import CFUNCTYPE, c_int64, c_void_p, pythonapi
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +26,8 @@ from tileloom.compiler.codegen import cpu
 from tileloom.compiler.elaborate import elaborate
 from tileloom.compiler.tile_text import parse_module
 from tileloom.dsl.load import parse
-from tileloom.runtime import bench, forks, kernels, memory, threads
+from tileloom.runtime import bench, forks, kernels, memory, threads, waiting
+from tileloom.runtime.intrinsics.queue import FIRST, LENGTH
 from tileloom.runtime.intrinsics.tasks import take_first, take_next
 from tileloom.runtime.launch import Kernel
 
@@ -354,7 +357,11 @@ def test_workers_keep_off_the_processor_of_their_caller() -> None:
             workers = [w for w in threads._crew.waiting if w.kept_off is not None]
             assert workers
             for w in workers:
-                assert os.sched_getaffinity(w.native_id) == allowed - {w.kept_off}
+                assert os.sched_getaffinity(w.native_id) == allowed - {w.kept_off[0]}
+        os.sched_setaffinity(0, {here})  # where the caller may run nowhere else, neither may its helpers
+        with threads.thread_limit(2):
+            threads.run_tasks(count_runs, 64, np.zeros(64, np.int64))
+        assert {here} in [os.sched_getaffinity(w.native_id) for w in threads._crew.waiting]
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -393,6 +400,115 @@ def test_helpers_get_arguments_of_every_kind_and_report_failures() -> None:
         if bad is None:
             assert (runs == 1).all()
             np.testing.assert_allclose(sums, rows[:-1].sum(1) + rows[1:].sum(1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_call_is_taken_back_from_whoever_does_not_come() -> None:
+    """Two helpers without threads: one never begins; the other begins, and ends while the caller sleeps."""
+    absent, late = waiting.Mailbox(), waiting.Mailbox()
+    absent.stand_by(late.address, 0)
+    late.stand_by(0, 0)
+    queue = np.zeros(LENGTH, np.int64)
+    queue[FIRST] = absent.address
+    CFUNCTYPE(None, c_int64)(waiting.give())(int(queue.ctypes.data))
+    for box in (absent, late):
+        words = box._words[[waiting.STATE, waiting.QUEUE]].tolist()
+        assert words == [waiting.GIVEN, int(queue.ctypes.data)]
+    late._words[waiting.STATE] = waiting.WORKING
+    back = threading.Thread(target=waiting.take_back(), args=(absent.address, 100))
+    back.start()
+    while late._words[waiting.STATE] != waiting.AWAITED:
+        time.sleep(1e-3)
+    assert absent._words[waiting.STATE] == waiting.LOOKING
+    assert back.is_alive()
+    late._words[waiting.STATE] = waiting.LOOKING
+    pythonapi.PyThread_release_lock.argtypes = [c_void_p]
+    pythonapi.PyThread_release_lock(int(late._words[waiting.CALLER_LOCK]))
+    back.join()
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
+def test_an_interrupted_call_leaves_no_helper_behind() -> None:
+    """Wherever in a call an exception comes from outside, the helpers stand in the crew afterwards, and none still works."""
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    runs, random = np.zeros(64, np.int64), np.random.default_rng(2)
+    before = signal.signal(signal.SIGALRM, stop)
+    stops = 0
+    try:
+        with threads.thread_limit(3):
+            threads.run_tasks(count_runs, 64, runs)
+            crew = threads._crew
+            while stops < 2000:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, float(random.uniform(2e-5, 3e-4)))
+                    while True:
+                        threads.run_tasks(count_runs, 64, runs)
+                except Stop:
+                    stops += 1
+                    assert len(crew.waiting) == crew.count >= 2
+                    states = {int(w.mailbox._words[waiting.STATE]) for w in crew.waiting}
+                    assert states <= {waiting.LOOKING, waiting.ASLEEP}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_limits_that_overlap_leave_none_behind() -> None:
+    first, second = threads.thread_limit(3), threads.thread_limit(2)
+    before = threads.threads()
+    first.__enter__()
+    second.__enter__()
+    assert threads.threads() == 2
+    first.__exit__(None, None, None)
+    assert threads.threads() == 2
+    second.__exit__(None, None, None)
+    assert threads.threads() == before
+
+
+FLUSHING = """
+import numpy as np, tileloom as tl
+from ctypes import CFUNCTYPE, c_int32
+from llvmlite import binding
+from tileloom.runtime.native_code import linked, _machine
+from tileloom.runtime.threads import thread_limit
+machine = _machine()
+TEXT = '''declare void @llvm.x86.sse.ldmxcsr(ptr)
+define void @mode(i32 %v) {
+  %p = alloca i32
+  store i32 %v, ptr %p
+  call void @llvm.x86.sse.ldmxcsr(ptr %p)
+  ret void
+}'''
+engine = linked(machine.emit_object(binding.parse_assembly(TEXT)))
+mode = CFUNCTYPE(None, c_int32)(engine.get_function_address("mode"))
+PLAIN, FLUSH = 0x1F80, 0x9FC0
+k = tl.compile(tl.parse("kernel k(x: f32[M, K], b: f32[K, N]) -> y: f32[M, N] { y[m, n] = sum[k](x[m, k] * b[k, n]) }")["k"])
+x, b = np.full((400, 400), 1e-20, np.float32), np.full((400, 400), 1e-23, np.float32)
+with thread_limit(1):
+    want = k(x, b)
+assert (want > 0).all()
+with thread_limit(3):
+    for now in (FLUSH, PLAIN, FLUSH):
+        for _ in range(20):
+            mode(now)
+            found = k(x, b)
+            mode(PLAIN)
+            assert (found == (0 if now == FLUSH else want)).all(), now
+print("right")
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the test sets the mode of x86 processors")
+def test_all_threads_of_a_call_flush_and_round_alike() -> None:
+    """Helpers that were made while results below the normal range were flushed do so no longer than their callers."""
+    done = subprocess.run([sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
 
 
 ENDS = """

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .queue import ARGUMENTS, END, GIVE, LENGTH, NEXT, REASON, RUN, STATUS, STEP
+from .queue import ARGUMENTS, END, GIVE, LENGTH, MODE, NEXT, REASON, RUN, STATUS, STEP
 from .vectors import I64, array_item, call
 
 Builder = Any
@@ -98,9 +98,25 @@ def _call_helpers(context: Any, b: Builder, at: Any) -> None:
         b.store(none, at(GIVE))
         for i, x in enumerate(_unowned(arguments)):
             b.store(x, b.bitcast(at(ARGUMENTS + i), x.type.as_pointer()))
+        _mode(b, at(MODE), "kept")
         b.store(b.ptrtoint(_helping(context, b.function), I64), at(RUN))
         called = b.inttoptr(give, ir.FunctionType(ir.VoidType(), [I64]).as_pointer())
         b.call(called, [b.ptrtoint(at(0), I64)])
+
+
+def _mode(b: Builder, at: Any, do: str) -> None:
+    """The floating-point mode of this thread is kept at an address, or set to what is kept there: a thread begins with that
+    of whoever made it, which need not be this call's. Nothing where the instructions for it are not known here."""
+    triple = b.module.triple
+    if triple.startswith("x86_64"):
+        byte = ir.IntType(8).as_pointer()
+        name = {"kept": "stmxcsr", "set": "ldmxcsr"}[do]
+        call(b, f"llvm.x86.sse.{name}", ir.VoidType(), [b.bitcast(at, byte)])
+    elif triple.startswith(("aarch64", "arm64")):
+        if do == "kept":
+            b.store(call(b, "llvm.aarch64.get.fpcr", I64, []), at)
+        else:
+            call(b, "llvm.aarch64.set.fpcr", ir.VoidType(), [b.load(at)])
 
 
 def _unowned(arguments: Sequence[Any]) -> Iterator[Any]:
@@ -133,6 +149,7 @@ def _helping(context: Any, function: Any) -> Any:
     kinds = [x.type for x in context.call_conv.get_arguments(function)]
     places = [b.alloca(x.type.pointee) for x in (result, reason)]
     b.store(ir.Constant(reason.type.pointee, None), places[1])
+    _mode(b, at(MODE), "set")
     status = b.call(function, [*places, *(b.load(at(ARGUMENTS + i, k)) for i, k in enumerate(kinds))])
     ends_well = [b.icmp_signed("==", status, ir.Constant(status.type, x)) for x in (0, NONE_RETURNED)]
     with b.if_then(b.not_(b.or_(*ends_well))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from .dsl.types import NAMES, DType
 from .execution import CannotRun, Run, gpu_target, interpret, interpret_module, why_no_gpu
 from .programs import load, parse
 from .runtime.arrays import deliver
-from .runtime.forks import ForkedLock
+from .runtime.forks import ForkedLock, cached_property
 from .runtime.host import host
 from .runtime.ready import CallKey, Ready, call_key
 from .variants import Variant, Variants

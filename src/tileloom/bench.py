@@ -6,6 +6,7 @@ import os
 import runpy
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -184,7 +185,8 @@ def variants(
 ) -> list[Variant]:
     """The kernel itself, then `naive`, `numpy` or a function of a Python file (`FILE.py:FUNCTION`), as asked for.
 
-    None stands for `naive` and `numpy` where there are such: not of a tile program. Raises ValueError for another word.
+    None stands for `naive` and `numpy` where there are such: not of a tile program. A word that comes twice counts once, and
+    functions of one name are called as they were asked for. Raises ValueError for another word.
     """
     by_hand = isinstance(case.kernel, TilesKernel)
     if against is None:
@@ -197,7 +199,9 @@ def variants(
             "FILE.py:FUNCTION"
         )
     own = Variant("compiled", kernel, kernel.compilation(**case.inputs()))
-    return [own, *(_other(name, naive, case) for name in against)]
+    others = {word: _other(word, naive, case) for word in against}
+    seen = Counter(v.name for v in (own, *others.values()))
+    return [own, *(v if seen[v.name] == 1 else replace(v, name=word) for word, v in others.items())]
 
 
 def _other(name: str, naive: CompiledKernel, case: Case) -> Variant:
@@ -268,8 +272,14 @@ def _timed(case: Case, chosen: Sequence[Variant], margin: float) -> list[clockwo
 
 
 def scaled_error(result: Any, reference: Sequence[Array]) -> float:
-    """The largest error of each output over its largest magnitude plus 1; infinite where infinities or NaN differ."""
-    found = [compare("", np.asarray(a), b, 1) for a, b in zip(result, reference, strict=True)]
+    """The largest error of each output over its largest magnitude plus 1; infinite where infinities, NaN or shapes
+    differ."""
+    arrays = [np.asarray(x) for x in result]
+    if [x.shape for x in arrays] != [x.shape for x in reference] or any(
+        x.dtype.kind in "OSU" for x in arrays
+    ):
+        return float("inf")
+    found = [compare("", a, b, 1) for a, b in zip(arrays, reference, strict=True)]
     return max((float("inf") if c.mismatches else c.error / (c.largest + 1) for c in found), default=0.0)
 
 

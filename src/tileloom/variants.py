@@ -15,7 +15,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -32,6 +32,7 @@ from .execution import Run, on_gpu, runnable
 from .programs import graph_of
 from .runtime.cache import Store, digest, digest_of_files, store
 from .runtime.collecting import collecting_paused
+from .runtime.forks import cached_property
 from .runtime.versions import version
 
 if TYPE_CHECKING:
