@@ -329,6 +329,28 @@ def test_benchmark_measures_and_prints(scaled: tl.CompiledKernel) -> None:
     assert found.as_json()["rows"][0]["sizes"] == {"N": 100}
 
 
+def test_benchmark_against_functions_of_one_name_and_words_twice(
+    scaled: tl.CompiledKernel, tmp_path: Path
+) -> None:
+    for folder, wait in (("a", 0), ("b", 0.005)):
+        (tmp_path / folder).mkdir()
+        text = f"import time\ndef f(x, y, a):\n    time.sleep({wait})\n    return a * x + y, 2 * x\n"
+        (tmp_path / folder / "f.py").write_text(text)
+    quick, slow = (f"{tmp_path / folder / 'f.py'}:f" for folder in "ab")
+    rows = [m.row for m in scaled.benchmark(*vectors(100), a=2, against=(quick, "numpy", slow, "numpy")).rows]
+    assert [r.variant for r in rows] == ["compiled", quick, "numpy", slow]
+    assert rows[1].median_ms < 5 <= min(rows[3].samples_ms)
+    (row,) = (m.row for m in scaled.benchmark(*vectors(100), a=2, against=(quick,)).rows[1:])
+    assert row.variant == "f"
+
+
+@pytest.mark.parametrize("body", ["None", "(x, y, x)", "(x[None], y)", "('a', 'b')", "(x + 1, 2 * x)"])
+def test_benchmark_against_what_is_wrong(scaled: tl.CompiledKernel, tmp_path: Path, body: str) -> None:
+    (tmp_path / "f.py").write_text(f"def wrong(x, y, a):\n    return {body}\n")
+    with pytest.raises(WrongResult, match="N = 100: wrong errs by"):
+        scaled.benchmark(*vectors(100), a=2, against=(f"{tmp_path / 'f.py'}:wrong",))
+
+
 def test_benchmark_of_a_tile_program() -> None:
     kernel = tl.compile(tl.load(EXAMPLES / "tiles" / "softmax.tile")["softmax_tiles"])
     x = np.linspace(-3, 3, 30, dtype=np.float32).reshape(3, 10)

@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import nullcontext
 from ctypes import CFUNCTYPE, c_int64, c_void_p, pythonapi
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -27,6 +28,7 @@ from tileloom.compiler.elaborate import elaborate
 from tileloom.compiler.tile_text import parse_module
 from tileloom.dsl.load import parse
 from tileloom.runtime import bench, forks, kernels, memory, threads, waiting
+from tileloom.runtime.cache import Store
 from tileloom.runtime.intrinsics.queue import FIRST, LENGTH
 from tileloom.runtime.intrinsics.tasks import take_first, take_next
 from tileloom.runtime.launch import Kernel
@@ -557,6 +559,40 @@ def test_a_forked_child_can_call(blend: Kernel) -> None:
     assert queue.get() == float(y.sum())
 
 
+class _Slow:
+    @forks.cached_property
+    def found(self) -> int:
+        time.sleep(0.2)
+        return 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("what", ["an entry of the cache folder", "an attribute"])
+def test_a_forked_child_makes_what_another_thread_was_making(what: str, tmp_path: Path) -> None:
+    store, begun = Store(tmp_path), threading.Event()
+
+    def make() -> None:
+        if what == "an attribute":
+            begun.set()
+            assert _Slow().found == 1
+            return
+        with store.making("group"):
+            begun.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    begun.wait()
+    child = multiprocessing.get_context("fork").Process(target=make)
+    child.start()
+    child.join(30)
+    thread.join()
+    if child.is_alive():
+        child.kill()
+    assert child.exitcode == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_waits_until_nothing_is_compiled() -> None:
     held, lock = threading.Event(), forks.ForkedLock()
@@ -647,6 +683,8 @@ def test_variants_are_repeated_and_rest_alike(monkeypatch: pytest.MonkeyPatch) -
         return bench.Variant(name, call, 0.0, rest)
 
     variants = [variant("quick", 1.01e-3, 0.1), variant("slow", 3.99e-3, 0.2), variant("slowest", 9e-3, 0.0)]
+    with pytest.raises(ValueError, match="case: two variants have one name, of quick, slow, slowest, slow"):
+        bench.compare("case", [*variants, variants[1]], [np.ones(1)])
     rows = bench.compare("case", variants, [np.ones(1)], rounds=1, clock=lambda: now[0])
     assert calls == {"quick": 3 + 19, "slow": 3 + 19, "slowest": 3 + 8}
     assert rests == [0.2] * 6
